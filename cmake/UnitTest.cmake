@@ -1,0 +1,23 @@
+include(GoogleTest)
+
+# unit_test(<name> SOURCES ... LIBRARIES ... [LABELS unit|slow|...] [TIMEOUT seconds] [NO_MAIN])
+# One GoogleTest program, registered with CTest as one test so that a label decides where it runs.
+# Tests find their data through DFLASHD_SOURCE_DIR.
+function(unit_test name)
+  cmake_parse_arguments(A "NO_MAIN" "TIMEOUT" "SOURCES;LIBRARIES;LABELS" ${ARGN})
+  if(NOT A_LABELS)
+    set(A_LABELS unit)
+  endif()
+  if(NOT A_TIMEOUT)
+    set(A_TIMEOUT 300)
+  endif()
+  add_executable(${name} ${A_SOURCES})
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
+  target_compile_definitions(${name} PRIVATE DFLASHD_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
+  target_link_libraries(${name} PRIVATE ${A_LIBRARIES} GTest::gmock)
+  if(NOT A_NO_MAIN)
+    target_link_libraries(${name} PRIVATE GTest::gtest_main)
+  endif()
+  add_test(NAME ${name} COMMAND ${name})
+  set_tests_properties(${name} PROPERTIES LABELS "${A_LABELS}" TIMEOUT ${A_TIMEOUT})
+endfunction()
