@@ -4,23 +4,26 @@
 #include <bit>
 #include <cstdint>
 
-
 namespace dflash {
 
 enum class DType : uint8_t { kF32, kBf16 };
 
 constexpr int64_t SizeOf(DType dtype) {
   switch (dtype) {
-    case DType::kF32: return 4;
-    case DType::kBf16: return 2;
+    case DType::kF32:
+      return 4;
+    case DType::kBf16:
+      return 2;
   }
   return 0;
 }
 
 constexpr const char* Name(DType dtype) {
   switch (dtype) {
-    case DType::kF32: return "F32";
-    case DType::kBf16: return "BF16";
+    case DType::kF32:
+      return "F32";
+    case DType::kBf16:
+      return "BF16";
   }
   return "?";
 }

@@ -9,8 +9,8 @@ namespace dflash {
 // A decoder layer, 0-based, as written in a drafter's `target_layer_ids`.
 enum class LayerIndex : int32_t {};
 
-// A hidden state: 0 is the embedding output, i + 1 is the residual stream after layer i (attention and MLP added,
-// before any further norm).
+// A hidden state: 0 is the embedding output, i + 1 is the residual stream after layer i (attention and MLP
+// added, before any further norm).
 enum class HiddenStateIndex : int32_t {};
 
 // The only conversion between the two.

@@ -1,5 +1,5 @@
-// Non-owning views of row-major matrices whose element type is known at run time (CPU: float32 activations, CUDA:
-// bfloat16). The memory belongs to the backend's device; only kernels and explicit copies touch it.
+// Non-owning views of row-major matrices whose element type is known at run time (CPU: float32 activations,
+// CUDA: bfloat16). The memory belongs to the backend's device; only kernels and explicit copies touch it.
 #pragma once
 
 #include <cstddef>
@@ -64,8 +64,12 @@ struct ConstMatrixView {
     auto* base = static_cast<const std::byte*>(data) + (first_row * row_stride + first_col) * SizeOf(dtype);
     return ConstMatrixView(base, dtype, row_count, col_count, row_stride);
   }
-  ConstMatrixView Rows(int64_t first_row, int64_t row_count) const { return Block(first_row, row_count, 0, cols); }
-  ConstMatrixView Cols(int64_t first_col, int64_t col_count) const { return Block(0, rows, first_col, col_count); }
+  ConstMatrixView Rows(int64_t first_row, int64_t row_count) const {
+    return Block(first_row, row_count, 0, cols);
+  }
+  ConstMatrixView Cols(int64_t first_col, int64_t col_count) const {
+    return Block(0, rows, first_col, col_count);
+  }
 };
 
 }  // namespace dflash

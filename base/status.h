@@ -10,8 +10,8 @@
 #include "absl/strings/str_cat.h"
 
 // Returns from the enclosing function when `expr` is not OK.
-#define DFLASH_RETURN_IF_ERROR(expr)                   \
-  do {                                                 \
+#define DFLASH_RETURN_IF_ERROR(expr)                                  \
+  do {                                                                \
     if (absl::Status status_ = (expr); !status_.ok()) return status_; \
   } while (false)
 

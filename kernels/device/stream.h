@@ -1,0 +1,42 @@
+// The place where operations run: on the CPU a pool of threads, on a GPU a CUDA stream. One backend is linked
+// into a program (library kernels_cpu or kernels_cuda); this header names no type of either.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace dflash {
+
+// Owns one ordered queue of work. Movable, not copyable; a moved-from Stream is empty.
+// CPU: operations run before the call returns, split over `threads` threads; results do not depend on their
+// number. CUDA: operations are enqueued; Synchronize() waits for them and reports what went wrong.
+class Stream {
+ public:
+  struct Options {
+    int threads = 0;  // CPU: 0 = one per core; 1..256
+    int device = 0;   // CUDA: device ordinal
+  };
+  // InvalidArgument: threads outside [0, 256]. Unavailable: the backend finds no such device.
+  static absl::StatusOr<Stream> Create(const Options& options);
+
+  Stream(Stream&&) noexcept;
+  Stream& operator=(Stream&&) noexcept;
+  ~Stream();
+
+  absl::Status Synchronize() const;
+
+  struct Impl;  // defined by the backend
+  Impl& impl() const { return *impl_; }
+
+ private:
+  explicit Stream(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+// Name of the linked backend: "cpu" or "cuda".
+const char* BackendName();
+
+}  // namespace dflash

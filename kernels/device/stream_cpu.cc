@@ -1,0 +1,36 @@
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/device/cpu/thread_pool.h"
+#include "kernels/device/stream.h"
+
+namespace dflash {
+
+struct Stream::Impl {
+  explicit Impl(int threads) : pool(threads) {}
+  ThreadPool pool;
+};
+
+Stream::Stream(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Stream::Stream(Stream&&) noexcept = default;
+Stream& Stream::operator=(Stream&&) noexcept = default;
+Stream::~Stream() = default;
+
+absl::StatusOr<Stream> Stream::Create(const Options& options) {
+  if (options.threads < 0 || options.threads > 256) {
+    return absl::InvalidArgumentError(absl::StrCat("threads must be in [0, 256], got ", options.threads));
+  }
+  const int cores = static_cast<int>(std::thread::hardware_concurrency());
+  const int threads = options.threads > 0 ? options.threads : std::max(1, std::min(cores, 256));
+  return Stream(std::make_unique<Impl>(threads));
+}
+
+absl::Status Stream::Synchronize() const { return absl::OkStatus(); }
+
+ThreadPool& ThreadsOf(const Stream& stream) { return stream.impl().pool; }
+
+const char* BackendName() { return "cpu"; }
+
+}  // namespace dflash
