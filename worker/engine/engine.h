@@ -1,0 +1,97 @@
+// The group's leader at work: takes requests, runs steps, reports tokens. One step is schedule, draft,
+// verify, walk, commit (docs/life-of-a-request.md walks through it).
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "worker/engine/request.h"
+
+namespace dflash {
+
+class Drafter;
+class Target;
+class Tokenizer;
+
+// What one step did and how long its parts took; for metrics.
+struct StepReport {
+  int64_t prefill_rows = 0;
+  int64_t verify_rows = 0;
+  int64_t sequences = 0;         // that had rows in this step
+  absl::Duration schedule_time;  // planning and bookkeeping
+  absl::Duration draft_time;
+  absl::Duration forward_time;  // target forward of all rows
+  absl::Duration sample_time;
+  absl::Duration commit_time;      // commit of caches and ingestion of taps
+  absl::Duration detokenize_time;  // walk results to text and events
+  absl::Duration total_time;
+  std::vector<RoundReport> rounds;  // one per sequence in decode
+  std::vector<std::string>
+      not_speculated;  // reason per decoding sequence that had no drafts: "disabled_request", ...
+};
+
+// State of the pools and the queue, after a step.
+struct EngineGauges {
+  int64_t running = 0;  // sequences with a state slot
+  int64_t waiting = 0;  // accepted, not yet holding a slot
+  int64_t state_slots = 0;
+  int64_t pages_total = 0;
+  int64_t pages_free = 0;
+};
+
+// Called on the engine's thread; must not block.
+class StepObserver {
+ public:
+  virtual ~StepObserver() = default;
+  virtual void OnStep(const StepReport& report, const EngineGauges& gauges) = 0;
+};
+
+struct EngineOptions {
+  int64_t max_sequences = 8;         // state slots = credits for the coordinator
+  int64_t max_context_tokens = 0;    // 0: the target's max_position_embeddings
+  int64_t cache_tokens = 0;          // tokens in the paged pools; 0: max_sequences full contexts
+  int64_t max_prefill_tokens = 512;  // prefill rows in one step; rounded down to a multiple of 64
+  StepObserver* observer = nullptr;  // not owned, may be null
+};
+
+class Engine {
+ public:
+  // Target, drafter (null: speculation impossible) and tokenizer (null: no text) are not owned and outlive
+  // the engine; only the engine's thread uses target and drafter. InvalidArgument: options out of range.
+  // ResourceExhausted: no memory for the pools.
+  static absl::StatusOr<std::unique_ptr<Engine>> Create(const EngineOptions& options, Target* target,
+                                                        Drafter* drafter, const Tokenizer* tokenizer);
+  ~Engine();
+
+  // Hands a request over; any thread. Never blocks and never fails itself: refusals arrive at the sink.
+  // Requests wait here only for a slot or pages; the coordinator's queue is the real one.
+  void Submit(GenerationRequest request, std::unique_ptr<RequestSink> sink);
+  // Ends a request with OnFailed(reason) within one step; unknown or finished ids are ignored. Any thread.
+  void Cancel(const std::string& id, absl::Status reason);
+
+  // Runs steps until Stop(), sleeping while there is nothing to do. The calling thread becomes the engine's
+  // thread. Returns non-OK when the group cannot go on (device lost, broken invariant); every request has
+  // then been failed.
+  absl::Status Run();
+  // Runs one step if there is work and returns whether there was (tests; same thread rules as Run).
+  absl::StatusOr<bool> Step();
+  // Makes Run() return after the current step; requests left are failed with Unavailable. Any thread.
+  void Stop();
+
+  EngineGauges Gauges() const;  // any thread
+  int64_t max_context_tokens() const;
+
+ private:
+  class Impl;
+  explicit Engine(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace dflash

@@ -1,0 +1,86 @@
+// A generation request as the group's leader runs it, and what it reports back.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "kernels/sampling/sampling.h"
+
+namespace dflash {
+
+enum class SpeculationMode : uint8_t { kOff, kDFlash };
+
+struct GenerationRequest {
+  std::string id;
+  std::vector<int32_t> prompt_tokens;  // at least one; every id < vocabulary
+  SamplingParams sampling;
+  int64_t max_tokens = 0;               // >= 1; prompt_tokens + max_tokens <= context limit
+  std::vector<int32_t> stop_token_ids;  // end the output when emitted (they are its last token)
+  std::vector<std::string>
+      stop_strings;  // end the output when the text contains one; text from there on is never sent
+  SpeculationMode speculation = SpeculationMode::kDFlash;
+  int32_t max_draft_tokens =
+      0;                    // 0: as many as the drafter's block gives; else at most this many verified drafts
+  bool return_text = true;  // detokenize in the leader
+  bool keep_special_tokens = false;  // in the text
+  absl::Time deadline = absl::InfiniteFuture();
+};
+
+// One draft-verify round of a request.
+struct RoundReport {
+  int32_t drafted = 0;   // drafts sent to verification
+  int32_t accepted = 0;  // of them, equal to the target's token; the correction or bonus token is not counted
+};
+
+enum class FinishReason : uint8_t { kStopToken, kStopString, kLength };
+
+struct StartedReport {
+  int64_t prompt_tokens = 0;
+  int64_t cached_tokens = 0;
+};
+
+// New output of one step. Concatenated over a request, `tokens` are the output and `text` its detokenization
+// (valid UTF-8; may lag behind the tokens).
+struct TokensReport {
+  std::vector<int32_t> tokens;
+  std::string text;
+  std::vector<RoundReport> rounds;  // empty for the first token, which comes from prefill; else one entry
+};
+
+struct FinishedReport {
+  FinishReason reason = FinishReason::kLength;
+  int32_t matched_stop_token = -1;  // kStopToken
+  std::string matched_stop_string;  // kStopString
+  int64_t prompt_tokens = 0;
+  int64_t completion_tokens = 0;  // up to and including the token that completed the stop
+  // Speculation, over all rounds with at least one drafted token.
+  int64_t rounds = 0;
+  int64_t drafted_tokens = 0;
+  int64_t accepted_tokens = 0;
+  std::vector<int64_t> drafted_per_position;   // [d]: rounds that verified a draft at depth d + 1
+  std::vector<int64_t> accepted_per_position;  // [d]: rounds that accepted at least d + 1 drafts
+  absl::Duration prefill_time;                 // first prefill step to first token
+  absl::Duration decode_time;                  // first token to last
+  absl::Duration draft_time;   // share of the group's draft passes while this request took part
+  absl::Duration verify_time;  // likewise, target forward of verify rows
+};
+
+// Receives what happens to one request. Calls come from the engine's thread, in order: OnStarted,
+// OnTokens..., then exactly one of OnFinished or OnFailed, after which the sink is destroyed. A request that
+// fails before it starts gets OnFailed only. Implementations must not block and must not call back into the
+// engine.
+class RequestSink {
+ public:
+  virtual ~RequestSink() = default;
+  virtual void OnStarted(const StartedReport& report) = 0;
+  virtual void OnTokens(TokensReport report) = 0;
+  virtual void OnFinished(const FinishedReport& report) = 0;
+  // Cancelled, DeadlineExceeded, InvalidArgument (bad request), Internal (NaN logits, broken invariant of one
+  // request).
+  virtual void OnFailed(const absl::Status& status) = 0;
+};
+
+}  // namespace dflash
