@@ -1,0 +1,1 @@
+#include "kernels/elementary/elementary_lanes_body.h"
