@@ -19,21 +19,36 @@ struct SamplingParams {
   uint64_t seed = 0;
 };
 
+// Largest vocabulary of SampleRows and ArgmaxRows: the integer sums of top-p stay below 2^63.
+inline constexpr int64_t kMaxVocabulary = int64_t{1} << 22;
+
 // tokens[r] = the token that the target emits at absolute position positions[r], from logits[r,
-// 0..vocabulary). Columns at and beyond `vocabulary` (padding rows of the head) never win. With temperature T
-// > 0: survivors are sorted by (logit descending, id ascending); top-k keeps the first k; softmax of logit /
-// T over the survivors after each filter; top-p keeps the shortest prefix with sum >= p, summed in that
-// order; min-p keeps probabilities >= min_p times the best; the token is argmax over survivors v of
-//   logit[v] / T + G(seed, position, v),  G = -ln(-log1p(-u)),  u = (x + 1/2) 2^-32, at most 1 - 2^-24
-// where x is word v mod 4 of Philox4x32-10 with key = seed and counter = (position, v / 4, stream 0); ties to
-// the lowest id. That is an exact draw from the filtered distribution (Gumbel-max). logits: f32 [R, V], V >=
-// vocabulary >= 1; params [R], positions int64 [R], tokens int32 [R]: device memory. Rows whose logits hold a
-// NaN get token -1 (the caller fails that request alone). Errors: InvalidArgument when shapes disagree.
+// 0..vocabulary). Columns at and beyond `vocabulary` (padding rows of the head) never win.
+//
+// Temperature 0: the highest logit, ties to the lowest id. Temperature T > 0: ids whose logit is -infinity
+// are out; the others are sorted by (logit descending, id ascending) and filtered, in this order:
+//   weight[v] = exp((logit[v] - best) / T), float32, best = the highest logit, so weight = 1 for it
+//   top-k    keeps the first k
+//   top-p    keeps the shortest prefix whose sum >= top_p * (sum over all that top-k kept), at least one id.
+//   The
+//            sums are of the integers floor(weight * 2^40), so they do not depend on their order; the
+//            comparison is in double
+//   min-p    keeps weight >= min_p: softmax probabilities of at least min_p times the best one
+// The token is argmax over the survivors v, ties to the lowest id, of
+//   (logit[v] - best) / T + G(seed, position, v),  G = -ln(-log1p(-u)),  u = (x + 1/2) 2^-32, at most 1 -
+//   2^-24
+// where x is word v mod 4 of Philox4x32-10 with key = seed and counter = (position, v / 4, stream 0). That is
+// an exact draw from the softmax over the survivors (Gumbel-max).
+//
+// Rows in which no token can be chosen (a NaN or +infinity among the logits, or nothing but -infinity) get
+// token -1; the caller fails that request alone. logits: f32 [R, V], V >= vocabulary, any row stride; params
+// [R], positions int64 [R], tokens int32 [R]: device memory. Errors: InvalidArgument when shapes or dtypes
+// disagree or vocabulary is outside [1, kMaxVocabulary].
 absl::Status SampleRows(ConstMatrixView logits, const SamplingParams* params, const int64_t* positions,
                         int64_t vocabulary, int32_t* tokens, const Stream& stream);
 
-// tokens[r] = argmax of logits[r, 0..vocabulary), ties to the lowest id; -1 where a logit is NaN. The
-// drafter's choice.
+// tokens[r] = argmax of logits[r, 0..vocabulary), ties to the lowest id; -1 as in SampleRows. The drafter's
+// choice. Same errors.
 absl::Status ArgmaxRows(ConstMatrixView logits, int64_t vocabulary, int32_t* tokens, const Stream& stream);
 
 }  // namespace dflash

@@ -1,0 +1,300 @@
+#include "kernels/attention/attention_cpu.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/status.h"
+#include "kernels/attention/attention.h"
+#include "kernels/batch/segments_cpu.h"
+#include "kernels/device/cpu/instruction_set.h"
+#include "kernels/device/cpu/thread_pool.h"
+
+namespace dflash {
+namespace {
+
+constexpr int64_t kMaxQueriesPerTask = 64;  // their running outputs stay in L2 beside one block
+
+absl::Status CheckPool(const char* operation, const KeyValuePool& pool, PageTable table) {
+  if (pool.page_count < 0 || pool.kv_heads < 1 || pool.head_dim < 1 || table.slots < 0 ||
+      table.pages_per_slot < 0) {
+    return absl::InvalidArgumentError(absl::StrCat(operation, ": pool of ", pool.page_count, " pages x ",
+                                                   pool.kv_heads, " heads x ", pool.head_dim, ", table of ",
+                                                   table.slots, " slots x ", table.pages_per_slot));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckKeyValue(const char* operation, const KeyValuePool& pool, ConstMatrixView k,
+                           ConstMatrixView v, int64_t rows) {
+  const int64_t cols = pool.kv_heads * pool.head_dim;
+  if (k.dtype != DType::kF32 || v.dtype != DType::kF32 || k.rows != rows || v.rows != rows ||
+      k.cols != cols || v.cols != cols) {
+    return absl::InvalidArgumentError(absl::StrCat(operation, ": keys ", Name(k.dtype), " ", k.rows, "x",
+                                                   k.cols, ", values ", Name(v.dtype), " ", v.rows, "x",
+                                                   v.cols, ", expected F32 ", rows, "x", cols));
+  }
+  return absl::OkStatus();
+}
+
+// The page that holds a position, or an error: what follows would read or write anywhere.
+absl::StatusOr<int64_t> PageOf(const char* operation, PageTable table, const KeyValuePool& pool, int64_t slot,
+                               int64_t position) {
+  const int64_t index = position / kPageTokens;
+  if (index >= table.pages_per_slot) {
+    return absl::InvalidArgumentError(absl::StrCat(operation, ": position ", position, " of slot ", slot,
+                                                   " is beyond its ", table.pages_per_slot, " pages"));
+  }
+  const int64_t page = table.pages[slot * table.pages_per_slot + index];
+  if (page < 0 || page >= pool.page_count) {
+    return absl::InvalidArgumentError(absl::StrCat(operation, ": position ", position, " of slot ", slot,
+                                                   " has page ", page, " of ", pool.page_count));
+  }
+  return page;
+}
+
+float* BlockOf(const KeyValuePool& pool, int64_t page, int64_t kv_head) {
+  return static_cast<float*>(pool.data) + (page * pool.kv_heads + kv_head) * KeyBlockFloats(pool.head_dim);
+}
+
+void WriteToken(const float* k, const float* v, int64_t head_dim, int64_t token, float* block) {
+  for (int64_t d = 0; d < head_dim; ++d) block[d * kKeyBlock + token] = k[d];
+  std::copy_n(v, head_dim, block + head_dim * kKeyBlock + token * PaddedHeadDim(head_dim));
+}
+
+void CopyToken(const float* from, int64_t head_dim, int64_t token, float* to) {
+  const int64_t padded_dim = PaddedHeadDim(head_dim), values = head_dim * kKeyBlock + token * padded_dim;
+  for (int64_t d = 0; d < head_dim; ++d) to[d * kKeyBlock + token] = from[d * kKeyBlock + token];
+  std::copy_n(from + values, padded_dim, to + values);
+}
+
+// Where the key blocks of one segment lie: block b is at blocks[kv_head * block_count + b - first_block].
+struct SegmentKeys {
+  int64_t context_start = 0;
+  int64_t first_block = 0;
+  int64_t block_count = 0;
+  int64_t first_own_block = 0;  // from here on a block holds rows of the segment and is assembled
+  std::vector<int64_t> pages;   // per block that has keys in a page; -1: all its keys are the segment's rows
+  std::vector<const float*> blocks;
+  std::unique_ptr<float[]> own;  // the assembled blocks, [kv_heads, own blocks, KeyBlockFloats]
+};
+
+// First and end of what a query at `position` of the segment sees.
+AttentionQuery VisibleKeys(const Segment& segment, int64_t context_start, const AttentionMask& mask,
+                           int64_t position) {
+  AttentionQuery query = {};
+  query.first_key = context_start;
+  query.end_key = segment.start_position + segment.row_count;
+  if (mask.causal) query.end_key = std::min(query.end_key, position + 1);
+  if (mask.window > 0) {
+    query.first_key = std::max(query.first_key, position - mask.window + 1);
+    if (!mask.causal && mask.window < query.end_key - position) query.end_key = position + mask.window;
+  }
+  return query;
+}
+
+absl::StatusOr<SegmentKeys> LocateKeys(const Segment& segment, int64_t context_start,
+                                       const AttentionMask& mask, PageTable table, const KeyValuePool& pool) {
+  SegmentKeys keys;
+  keys.context_start = context_start;
+  const int64_t first_key = VisibleKeys(segment, context_start, mask, segment.start_position).first_key;
+  const int64_t end = segment.start_position + segment.row_count;
+  keys.first_block = first_key / kKeyBlock;
+  keys.block_count = (end + kKeyBlock - 1) / kKeyBlock - keys.first_block;
+  keys.first_own_block = segment.start_position / kKeyBlock;
+  for (int64_t b = keys.first_block; b < keys.first_block + keys.block_count; ++b) {
+    int64_t page = -1;
+    if (std::max(first_key, b * kKeyBlock) < segment.start_position) {
+      DFLASH_ASSIGN_OR_RETURN(page, PageOf("Attention", table, pool, segment.slot, b * kKeyBlock));
+    }
+    keys.pages.push_back(page);
+  }
+  const int64_t own_blocks = keys.first_block + keys.block_count - keys.first_own_block;
+  keys.own.reset(new float[static_cast<size_t>(pool.kv_heads * own_blocks * KeyBlockFloats(pool.head_dim))]);
+  for (int64_t head = 0; head < pool.kv_heads; ++head) {
+    for (int64_t i = 0; i < keys.block_count; ++i) {
+      const int64_t own = keys.first_block + i - keys.first_own_block;
+      keys.blocks.push_back(own < 0
+                                ? BlockOf(pool, keys.pages[static_cast<size_t>(i)], head)
+                                : keys.own.get() + (head * own_blocks + own) * KeyBlockFloats(pool.head_dim));
+    }
+  }
+  return keys;
+}
+
+// Fills the blocks that hold rows of the segment, for one KV head. Tokens that no query sees stay unwritten.
+void AssembleBlocks(const Segment& segment, const SegmentKeys& keys, ConstMatrixView k, ConstMatrixView v,
+                    const KeyValuePool& pool, int64_t head) {
+  const int64_t dim = pool.head_dim, end = segment.start_position + segment.row_count;
+  for (int64_t b = keys.first_own_block; b < keys.first_block + keys.block_count; ++b) {
+    float* block = keys.own.get() + (head * (keys.first_block + keys.block_count - keys.first_own_block) + b -
+                                     keys.first_own_block) *
+                                        KeyBlockFloats(dim);
+    const int64_t page = keys.pages[static_cast<size_t>(b - keys.first_block)];
+    for (int64_t p = std::max(b * kKeyBlock, keys.context_start); page >= 0 && p < segment.start_position;
+         ++p) {
+      CopyToken(BlockOf(pool, page, head), dim, p % kKeyBlock, block);
+    }
+    for (int64_t p = std::max<int64_t>(b * kKeyBlock, segment.start_position);
+         p < std::min(end, (b + 1) * kKeyBlock); ++p) {
+      const int64_t row = segment.first_row + p - segment.start_position;
+      WriteToken(k.Row<float>(row) + head * dim, v.Row<float>(row) + head * dim, dim, p % kKeyBlock, block);
+    }
+  }
+}
+
+// Queries of rows [first_row, first_row + row_count) of a segment that read one KV head.
+struct Part {
+  int64_t segment;
+  int64_t kv_head;
+  int64_t first_row;
+  int64_t row_count;
+};
+
+}  // namespace
+
+int64_t KeyValuePool::PageBytes() const {
+  return kv_heads * KeyBlockFloats(head_dim) * static_cast<int64_t>(sizeof(float));
+}
+
+absl::Status StoreKeyValue(ConstMatrixView k, ConstMatrixView v, SegmentList segments,
+                           const int32_t* row_counts, PageTable table, const KeyValuePool& pool,
+                           const Stream& stream) {
+  DFLASH_RETURN_IF_ERROR(CheckPool("StoreKeyValue", pool, table));
+  DFLASH_RETURN_IF_ERROR(CheckKeyValue("StoreKeyValue", pool, k, v, k.rows));
+  DFLASH_RETURN_IF_ERROR(CheckSegments("StoreKeyValue", segments, k.rows, table.slots));
+  DFLASH_RETURN_IF_ERROR(CheckRowCounts("StoreKeyValue", segments, row_counts));
+  for (int64_t i = 0; i < segments.count; ++i) {
+    const Segment& segment = segments.data[i];
+    const int64_t end = segment.start_position + RowsOf(segments, row_counts, i);
+    for (int64_t p = segment.start_position; p < end; p = (p / kPageTokens + 1) * kPageTokens) {
+      DFLASH_RETURN_IF_ERROR(PageOf("StoreKeyValue", table, pool, segment.slot, p).status());
+    }
+  }
+  ParallelFor(stream, pool.kv_heads, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = 0; i < segments.count; ++i) {
+      const Segment& segment = segments.data[i];
+      for (int64_t t = 0; t < RowsOf(segments, row_counts, i); ++t) {
+        const int64_t position = segment.start_position + t, row = segment.first_row + t;
+        const int64_t page = table.pages[segment.slot * table.pages_per_slot + position / kPageTokens];
+        for (int64_t head = begin; head < end; ++head) {
+          WriteToken(k.Row<float>(row) + head * pool.head_dim, v.Row<float>(row) + head * pool.head_dim,
+                     pool.head_dim, position % kPageTokens, BlockOf(pool, page, head));
+        }
+      }
+    }
+  });
+  return absl::OkStatus();
+}
+
+absl::Status LoadKeyValue(const KeyValuePool& pool, PageTable table, int64_t slot, int64_t first_position,
+                          MatrixView k, MatrixView v, const Stream&) {
+  DFLASH_RETURN_IF_ERROR(CheckPool("LoadKeyValue", pool, table));
+  DFLASH_RETURN_IF_ERROR(CheckKeyValue("LoadKeyValue", pool, k, v, k.rows));
+  if (slot < 0 || slot >= table.slots || first_position < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("LoadKeyValue: position ", first_position, " of slot ", slot, " of ", table.slots));
+  }
+  for (int64_t t = 0; t < k.rows; ++t) {
+    const int64_t position = first_position + t, token = position % kPageTokens;
+    DFLASH_ASSIGN_OR_RETURN(const int64_t page, PageOf("LoadKeyValue", table, pool, slot, position));
+    for (int64_t head = 0; head < pool.kv_heads; ++head) {
+      const float* block = BlockOf(pool, page, head);
+      float* key = k.Row<float>(t) + head * pool.head_dim;
+      for (int64_t d = 0; d < pool.head_dim; ++d) key[d] = block[d * kKeyBlock + token];
+      std::copy_n(block + pool.head_dim * kKeyBlock + token * PaddedHeadDim(pool.head_dim), pool.head_dim,
+                  v.Row<float>(t) + head * pool.head_dim);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Attention(ConstMatrixView q, ConstMatrixView block_k, ConstMatrixView block_v,
+                       SegmentList segments, const int32_t* context_starts, PageTable table,
+                       const KeyValuePool& pool, const AttentionMask& mask, float scale, MatrixView out,
+                       const Stream& stream) {
+  DFLASH_RETURN_IF_ERROR(CheckPool("Attention", pool, table));
+  DFLASH_RETURN_IF_ERROR(CheckKeyValue("Attention", pool, block_k, block_v, q.rows));
+  DFLASH_RETURN_IF_ERROR(CheckSegments("Attention", segments, q.rows, table.slots));
+  const int64_t dim = pool.head_dim;
+  if (q.dtype != DType::kF32 || out.dtype != DType::kF32 || q.cols % (pool.kv_heads * dim) != 0 ||
+      q.cols == 0 || out.rows != q.rows || out.cols != q.cols || mask.window < 0 || !(scale > 0)) {
+    return absl::InvalidArgumentError(absl::StrCat("Attention: queries ", Name(q.dtype), " ", q.rows, "x",
+                                                   q.cols, ", output ", Name(out.dtype), " ", out.rows, "x",
+                                                   out.cols, ", ", pool.kv_heads, " KV heads x ", dim,
+                                                   ", window ", mask.window, ", scale ", scale));
+  }
+  const int64_t group = q.cols / (pool.kv_heads * dim);
+
+  std::vector<SegmentKeys> keys(static_cast<size_t>(segments.count));
+  int64_t total_rows = 0;
+  for (int64_t i = 0; i < segments.count; ++i) {
+    const Segment& segment = segments.data[i];
+    if (segment.row_count == 0) continue;
+    int64_t context_start = context_starts == nullptr ? 0 : context_starts[segment.slot];
+    if (context_start < 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("Attention: context of slot ", segment.slot, " starts at ", context_start));
+    }
+    context_start = std::min<int64_t>(context_start, segment.start_position);
+    DFLASH_ASSIGN_OR_RETURN(keys[static_cast<size_t>(i)],
+                            LocateKeys(segment, context_start, mask, table, pool));
+    total_rows += segment.row_count;
+  }
+  ParallelFor(stream, segments.count * pool.kv_heads, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t item = begin; item < end; ++item) {
+      const int64_t i = item / pool.kv_heads;
+      if (segments.data[i].row_count == 0) continue;
+      AssembleBlocks(segments.data[i], keys[static_cast<size_t>(i)], block_k, block_v, pool,
+                     item % pool.kv_heads);
+    }
+  });
+
+  // Parts are cut small enough to feed all threads and large enough to share the reading of a block.
+  const int64_t wanted = 4 * ThreadsOf(stream).threads();
+  const int64_t part_rows = std::clamp<int64_t>(total_rows * pool.kv_heads / wanted, 1,
+                                                std::max<int64_t>(1, kMaxQueriesPerTask / group));
+  std::vector<Part> parts;
+  for (int64_t i = 0; i < segments.count; ++i) {
+    const int64_t rows = segments.data[i].row_count;
+    for (int64_t head = 0; head < pool.kv_heads; ++head) {
+      for (int64_t row = 0; row < rows; row += part_rows) {
+        parts.push_back({i, head, row, std::min(part_rows, rows - row)});
+      }
+    }
+  }
+  const auto attend = ForCurrentInstructionSet(AttendScalar, AttendAvx2, AttendAvx512);
+  ParallelFor(stream, static_cast<int64_t>(parts.size()), 1, [&](int64_t begin, int64_t end) {
+    std::vector<AttentionQuery> queries;
+    const std::unique_ptr<float[]> scratch(
+        new float[static_cast<size_t>(part_rows * group * AttentionScratchFloats(dim))]);
+    for (int64_t item = begin; item < end; ++item) {
+      const Part& part = parts[static_cast<size_t>(item)];
+      const Segment& segment = segments.data[part.segment];
+      const SegmentKeys& located = keys[static_cast<size_t>(part.segment)];
+      queries.clear();
+      for (int64_t t = part.first_row; t < part.first_row + part.row_count; ++t) {
+        AttentionQuery query = VisibleKeys(segment, located.context_start, mask, segment.start_position + t);
+        for (int64_t head = part.kv_head * group; head < (part.kv_head + 1) * group; ++head) {
+          query.q = q.Row<float>(segment.first_row + t) + head * dim;
+          query.out = out.Row<float>(segment.first_row + t) + head * dim;
+          queries.push_back(query);
+        }
+      }
+      attend({.head_dim = dim,
+              .scale = scale,
+              .queries = queries.data(),
+              .query_count = static_cast<int64_t>(queries.size()),
+              .blocks = located.blocks.data() + part.kv_head * located.block_count,
+              .first_block = located.first_block,
+              .scratch = scratch.get()});
+    }
+  });
+  return absl::OkStatus();
+}
+
+}  // namespace dflash

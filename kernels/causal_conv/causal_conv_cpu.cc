@@ -1,0 +1,86 @@
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "kernels/batch/segments_cpu.h"
+#include "kernels/causal_conv/causal_conv.h"
+#include "kernels/device/cpu/thread_pool.h"
+#include "kernels/elementary/elementary.h"
+
+namespace dflash {
+namespace {
+
+absl::Status CheckState(const char* operation, ConstMatrixView x, const ConvState& state) {
+  if (state.taps < 1 || state.channels < 1 || x.dtype != DType::kF32 || x.cols != state.channels) {
+    return absl::InvalidArgumentError(absl::StrCat(operation, ": ", Name(x.dtype), " input of ", x.cols,
+                                                   " columns, state of ", state.taps, " taps x ",
+                                                   state.channels, " channels"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+int64_t ConvState::Bytes() const { return slots * (taps - 1) * channels * SizeOf(DType::kF32); }
+
+absl::Status CausalConv(ConstMatrixView x, ConstMatrixView w, SegmentList segments, const ConvState& state,
+                        MatrixView y, const Stream& stream) {
+  DFLASH_RETURN_IF_ERROR(CheckState("CausalConv", x, state));
+  DFLASH_RETURN_IF_ERROR(CheckSegments("CausalConv", segments, x.rows, state.slots));
+  if (w.rows != state.channels || w.cols != state.taps || y.dtype != DType::kF32 || y.rows != x.rows ||
+      y.cols != x.cols) {
+    return absl::InvalidArgumentError(absl::StrCat("CausalConv: input ", x.rows, "x", x.cols, ", weight ",
+                                                   w.rows, "x", w.cols, ", ", Name(y.dtype), " output ",
+                                                   y.rows, "x", y.cols, " for ", state.taps, " taps"));
+  }
+  const int64_t taps = state.taps, history = taps - 1;
+  ParallelFor(stream, state.channels, 64, [&](int64_t begin, int64_t end) {
+    for (int64_t i = 0; i < segments.count; ++i) {
+      const Segment& segment = segments.data[i];
+      const float* past = static_cast<const float*>(state.data) + segment.slot * history * state.channels;
+      for (int64_t t = 0; t < segment.row_count; ++t) {
+        float* out = y.Row<float>(segment.first_row + t);
+        for (int64_t c = begin; c < end; ++c) {
+          float sum = 0;
+          for (int64_t j = 0; j < taps; ++j) {
+            const int64_t row = t - history + j;
+            const float input = row < 0 ? past[(row + history) * state.channels + c]
+                                        : x.Row<float>(segment.first_row + row)[c];
+            const float weight =
+                w.dtype == DType::kF32 ? w.Row<float>(c)[j] : static_cast<float>(w.Row<bf16>(c)[j]);
+            sum = std::fma(weight, input, sum);
+          }
+          out[c] = SiluF32(sum);
+        }
+      }
+    }
+  });
+  return absl::OkStatus();
+}
+
+absl::Status AdvanceConvState(ConstMatrixView x, SegmentList segments, const int32_t* row_counts,
+                              const ConvState& state, const Stream&) {
+  DFLASH_RETURN_IF_ERROR(CheckState("AdvanceConvState", x, state));
+  DFLASH_RETURN_IF_ERROR(CheckSegments("AdvanceConvState", segments, x.rows, state.slots));
+  DFLASH_RETURN_IF_ERROR(CheckRowCounts("AdvanceConvState", segments, row_counts));
+  const int64_t history = state.taps - 1;
+  const auto row_bytes = static_cast<size_t>(state.channels * SizeOf(DType::kF32));
+  for (int64_t i = 0; i < segments.count; ++i) {
+    const Segment& segment = segments.data[i];
+    const int64_t count = RowsOf(segments, row_counts, i);
+    if (count == 0) continue;
+    float* past = static_cast<float*>(state.data) + segment.slot * history * state.channels;
+    for (int64_t j = 0; j < history; ++j) {  // ascending: what is read lies behind what is written
+      const int64_t row = count + j - history;
+      const float* from =
+          row < 0 ? past + (count + j) * state.channels : x.Row<float>(segment.first_row + row);
+      std::memcpy(past + j * state.channels, from, row_bytes);
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace dflash

@@ -1,0 +1,193 @@
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "kernels/device/cpu/thread_pool.h"
+#include "kernels/elementary/elementary.h"
+#include "kernels/sampling/gumbel.h"
+#include "kernels/sampling/philox.h"
+#include "kernels/sampling/sampling.h"
+
+namespace dflash {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+absl::Status Check(const char* operation, ConstMatrixView logits, int64_t vocabulary) {
+  if (logits.dtype != DType::kF32 || vocabulary < 1 || vocabulary > kMaxVocabulary ||
+      vocabulary > logits.cols) {
+    return absl::InvalidArgumentError(absl::StrCat(operation, ": vocabulary ", vocabulary, " of ",
+                                                   Name(logits.dtype), " logits with ", logits.cols,
+                                                   " columns"));
+  }
+  return absl::OkStatus();
+}
+
+// The highest logit and the lowest id that has it; -1 where no token can be chosen.
+struct Best {
+  float logit = -kInfinity;
+  int32_t id = -1;
+};
+
+Best FindBest(const float* logits, int64_t vocabulary) {
+  Best best;
+  for (int64_t v = 0; v < vocabulary; ++v) {
+    if (!(logits[v] < kInfinity)) return {};  // NaN or +infinity
+    if (logits[v] > best.logit) best = {logits[v], static_cast<int32_t>(v)};
+  }
+  return best;
+}
+
+float Weight(float logit, float best, float temperature) { return ExpF32((logit - best) / temperature); }
+
+// The integer that stands for a weight in sums: sums of integers do not depend on their order.
+uint64_t Mass(float weight) { return static_cast<uint64_t>(weight * 0x1p40f); }
+
+// Ascending keys are (logit descending, id ascending).
+uint64_t SortKey(float logit, int64_t id) {
+  const auto bits = std::bit_cast<uint32_t>(logit + 0.0f);  // + 0: the two zeros are equal logits
+  const uint32_t ascending = (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+  return static_cast<uint64_t>(~ascending) << 32 | static_cast<uint64_t>(id);
+}
+
+int32_t IdOf(uint64_t key) { return static_cast<int32_t>(key & 0xffffffffu); }
+
+// Sorted keys of the `count` best ids, fewer when the others are -infinity. One pass that keeps a few times
+// `count` candidates, cut back whenever the buffer is full: no sort of the vocabulary.
+void KeepBest(const float* logits, int64_t vocabulary, int64_t count, std::vector<uint64_t>& keys) {
+  const auto cut = [&] {
+    if (static_cast<int64_t>(keys.size()) <= count) return;
+    std::nth_element(keys.begin(), keys.begin() + (count - 1), keys.end());
+    keys.resize(static_cast<size_t>(count));
+  };
+  keys.clear();
+  const auto capacity = static_cast<size_t>(std::min(vocabulary, std::max<int64_t>(4 * count, 1024)));
+  keys.reserve(capacity);
+  float lowest = -kInfinity;  // a logit at or below it cannot enter: an equal one has a higher id
+  for (int64_t v = 0; v < vocabulary; ++v) {
+    if (!(logits[v] > lowest)) continue;
+    if (keys.size() == capacity) {
+      cut();
+      lowest = logits[IdOf(keys.back())];
+      if (!(logits[v] > lowest)) continue;
+    }
+    keys.push_back(SortKey(logits[v], v));
+  }
+  cut();
+  std::sort(keys.begin(), keys.end());
+}
+
+// What the filters leave of a row. Where nothing but min-p is on, nothing needs an order: `all` with a bound.
+struct Survivors {
+  bool all = false;
+  float min_weight = 0;
+  std::vector<uint64_t> keys;  // unless all
+};
+
+// The filters of one row, before the draw. best: the highest logit.
+void Process(const float* logits, int64_t vocabulary, const SamplingParams& params, float best,
+             Survivors& survivors) {
+  std::vector<uint64_t>& keys = survivors.keys;
+  const auto weight = [&](int32_t id) { return Weight(logits[id], best, params.temperature); };
+  survivors.min_weight = params.min_p;
+  survivors.all = params.top_k <= 0 && !(params.top_p < 1);
+  if (survivors.all) return;
+
+  uint64_t total = 0;
+  if (params.top_k > 0) {
+    KeepBest(logits, vocabulary, std::min<int64_t>(params.top_k, vocabulary), keys);
+    for (uint64_t key : keys) total += Mass(weight(IdOf(key)));
+  } else {
+    for (int64_t v = 0; v < vocabulary; ++v) total += Mass(weight(static_cast<int32_t>(v)));
+  }
+  if (params.top_p < 1) {
+    const double enough = static_cast<double>(params.top_p) * static_cast<double>(total);
+    const auto prefix = [&] {  // the shortest that is enough; 0: not enough keys
+      uint64_t sum = 0;
+      for (size_t i = 0; i < keys.size(); ++i) {
+        sum += Mass(weight(IdOf(keys[i])));
+        if (static_cast<double>(sum) >= enough) return i + 1;
+      }
+      return size_t{0};
+    };
+    size_t length = 0;
+    if (params.top_k > 0) {
+      length = prefix();
+    } else {
+      // The prefix is short in almost every text, so look for it among few before sorting many.
+      for (int64_t count = 256; length == 0; count *= 16) {
+        KeepBest(logits, vocabulary, std::min(count, vocabulary), keys);
+        length = prefix();
+        if (count >= vocabulary) break;
+      }
+    }
+    keys.resize(length);
+  }
+  // Weights fall along the keys; the first, of weight 1, always stays.
+  while (keys.size() > 1 && !(weight(IdOf(keys.back())) >= params.min_p)) keys.pop_back();
+}
+
+// argmax of (logit - best) / temperature + noise over the survivors.
+int32_t Draw(const float* logits, int64_t vocabulary, const SamplingParams& params, int64_t position,
+             Best best, const Survivors& survivors) {
+  int32_t token = best.id;
+  float highest = -kInfinity;
+  const auto offer = [&](int32_t id, uint32_t word) {
+    const float score = (logits[id] - best.logit) / params.temperature + GumbelNoise(word);
+    if (score > highest || (score == highest && id < token)) {
+      highest = score;
+      token = id;
+    }
+  };
+  if (!survivors.all) {
+    for (uint64_t key : survivors.keys) {
+      offer(IdOf(key), NoiseWord(params.seed, position, IdOf(key), NoiseStream::kTargetChoice));
+    }
+    return token;
+  }
+  for (int64_t first = 0; first < vocabulary; first += 4) {
+    const PhiloxBlock block = Philox4x32(
+        NoiseCounter(position, static_cast<uint32_t>(first / 4), NoiseStream::kTargetChoice), params.seed);
+    for (int64_t v = first; v < std::min(first + 4, vocabulary); ++v) {
+      const auto id = static_cast<int32_t>(v);
+      const bool survives = id == best.id || survivors.min_weight <= 0 ||
+                            Weight(logits[v], best.logit, params.temperature) >= survivors.min_weight;
+      if (survives) offer(id, block.word[v - first]);
+    }
+  }
+  return token;
+}
+
+}  // namespace
+
+absl::Status SampleRows(ConstMatrixView logits, const SamplingParams* params, const int64_t* positions,
+                        int64_t vocabulary, int32_t* tokens, const Stream& stream) {
+  DFLASH_RETURN_IF_ERROR(Check("SampleRows", logits, vocabulary));
+  ParallelFor(stream, logits.rows, 1, [&](int64_t begin, int64_t end) {
+    Survivors survivors;
+    for (int64_t r = begin; r < end; ++r) {
+      const float* row = logits.Row<float>(r);
+      const Best best = FindBest(row, vocabulary);
+      tokens[r] = best.id;
+      if (best.id < 0 || params[r].temperature <= 0) continue;
+      Process(row, vocabulary, params[r], best.logit, survivors);
+      tokens[r] = Draw(row, vocabulary, params[r], positions[r], best, survivors);
+    }
+  });
+  return absl::OkStatus();
+}
+
+absl::Status ArgmaxRows(ConstMatrixView logits, int64_t vocabulary, int32_t* tokens, const Stream& stream) {
+  DFLASH_RETURN_IF_ERROR(Check("ArgmaxRows", logits, vocabulary));
+  ParallelFor(stream, logits.rows, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) tokens[r] = FindBest(logits.Row<float>(r), vocabulary).id;
+  });
+  return absl::OkStatus();
+}
+
+}  // namespace dflash
