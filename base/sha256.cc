@@ -1,0 +1,46 @@
+#include "base/sha256.h"
+
+#include <openssl/evp.h>
+
+#include <array>
+#include <cstdint>
+
+#include "base/check.h"
+
+namespace dflash {
+
+struct Sha256::State {
+  EVP_MD_CTX* context = EVP_MD_CTX_new();
+  ~State() { EVP_MD_CTX_free(context); }
+};
+
+Sha256::Sha256() : state_(std::make_unique<State>()) {
+  DFLASH_CHECK(state_->context != nullptr && EVP_DigestInit_ex(state_->context, EVP_sha256(), nullptr) == 1);
+}
+
+Sha256::~Sha256() = default;
+
+Sha256& Sha256::Add(std::string_view bytes) {
+  std::array<unsigned char, 8> length{};
+  for (size_t i = 0; i < length.size(); ++i) {
+    length[i] = static_cast<unsigned char>(static_cast<uint64_t>(bytes.size()) >> (8 * i));
+  }
+  DFLASH_CHECK(EVP_DigestUpdate(state_->context, length.data(), length.size()) == 1);
+  DFLASH_CHECK(EVP_DigestUpdate(state_->context, bytes.data(), bytes.size()) == 1);
+  return *this;
+}
+
+std::string Sha256::HexDigest() {
+  std::array<unsigned char, EVP_MAX_MD_SIZE> digest{};
+  unsigned int size = 0;
+  DFLASH_CHECK(EVP_DigestFinal_ex(state_->context, digest.data(), &size) == 1);
+  constexpr char kDigits[] = "0123456789abcdef";
+  std::string text;
+  for (unsigned int i = 0; i < size; ++i) {
+    text.push_back(kDigits[digest[i] >> 4]);
+    text.push_back(kDigits[digest[i] & 15]);
+  }
+  return text;
+}
+
+}  // namespace dflash

@@ -1,0 +1,24 @@
+// SHA-256 of byte sequences, for revisions and plan hashes.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+
+namespace dflash {
+
+class Sha256 {
+ public:
+  Sha256();
+  ~Sha256();
+  // Appends the length of `bytes` and then `bytes`, so that two different lists of parts never hash alike.
+  Sha256& Add(std::string_view bytes);
+  // 64 lower-case hexadecimal digits. Ends the use of the object.
+  std::string HexDigest();
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace dflash

@@ -1,0 +1,232 @@
+#include "worker/model/checkpoint.h"
+
+#include <algorithm>
+#include <new>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_join.h"
+#include "base/check.h"
+#include "base/regular_file.h"
+#include "base/sha256.h"
+#include "base/status.h"
+
+namespace dflash {
+namespace {
+
+constexpr size_t kNamesInMessage = 5;
+
+std::string ListOf(const std::vector<std::string>& names) {
+  const size_t shown = std::min(names.size(), kNamesInMessage);
+  std::string text = absl::StrJoin(names.begin(), names.begin() + static_cast<std::ptrdiff_t>(shown), ", ");
+  if (names.size() > shown) absl::StrAppend(&text, " and ", names.size() - shown, " more");
+  return text;
+}
+
+bool SameShape(const std::vector<ExpectedSize>& expected, const std::vector<int64_t>& shape) {
+  return std::equal(expected.begin(), expected.end(), shape.begin(), shape.end(),
+                    [](const ExpectedSize& size, int64_t stored) { return size.size == stored; });
+}
+
+std::string ShapeText(const std::vector<ExpectedSize>& shape) {
+  return absl::StrCat("[",
+                      absl::StrJoin(shape, ", ",
+                                    [](std::string* out, const ExpectedSize& size) {
+                                      absl::StrAppend(out, size.size, " (", size.keys, ")");
+                                    }),
+                      "]");
+}
+
+}  // namespace
+
+// What a kind of checkpoint consists of.
+struct Checkpoint::Inventory {
+  std::vector<ExpectedTensor> tensors;
+  std::vector<std::string> prefixes;  // how exporters begin the names of `tensors`
+  std::string probe;                  // the tensor that shows which prefix is used
+  std::string no_prefix;              // the tensor that never has one
+  std::vector<std::string> skipped_prefixes;
+  std::string norm;  // the tensor whose weights become part of the revision
+  std::string config_origin;
+  std::string config_digest;
+};
+
+absl::StatusOr<HostTensor> HostTensor::Allocate(DType dtype, int64_t rows, int64_t cols) {
+  const int64_t bytes = rows * cols * SizeOf(dtype);
+  auto* data = static_cast<std::byte*>(operator new[](static_cast<size_t>(bytes), kAlignment, std::nothrow));
+  if (data == nullptr)
+    return absl::ResourceExhaustedError(absl::StrCat("no memory for a tensor of ", bytes, " bytes"));
+  return HostTensor(dtype, rows, cols, data);
+}
+
+// Takes every expected tensor out of the files.
+absl::Status Checkpoint::Match(const Inventory& inventory, const std::string& prefix) {
+  std::vector<std::string> missing;
+  for (const ExpectedTensor& expected : inventory.tensors) {
+    const std::string stored_name = (expected.name == inventory.no_prefix ? "" : prefix) + expected.name;
+    const auto found = weights_.tensors().find(stored_name);
+    if (found == weights_.tensors().end()) {
+      missing.push_back(stored_name);
+      continue;
+    }
+    const auto& [tensor, file] = found->second;
+    const std::string where = absl::StrCat(file->path(), ": tensor ", stored_name);
+    TensorInfo info;
+    info.name = expected.name;
+    if (tensor->dtype == "BF16") {
+      info.dtype = DType::kBf16;
+    } else if (tensor->dtype == "F32") {
+      info.dtype = DType::kF32;
+    } else {
+      return absl::UnimplementedError(
+          absl::StrCat(where, ": dtype ", tensor->dtype, "; only BF16 and F32 weights are built"));
+    }
+    if (!SameShape(expected.shape, tensor->shape)) {
+      return absl::InvalidArgumentError(absl::StrCat(where, ": shape [", absl::StrJoin(tensor->shape, ", "),
+                                                     "], but ", inventory.config_origin, " calls for ",
+                                                     ShapeText(expected.shape)));
+    }
+    info.stored = tensor;
+    info.file = file;
+    total_bytes_ += tensor->bytes;
+    tensors_.emplace(expected.name, std::move(info));
+  }
+  if (missing.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(weights_.source(), ": ", missing.size(),
+                                                 " missing tensors that ", inventory.config_origin,
+                                                 " calls for: ", ListOf(missing)));
+}
+
+// Accounts for every tensor that is not expected.
+absl::Status Checkpoint::CheckRest(const Inventory& inventory, const std::string& prefix) {
+  std::set<const StoredTensor*> expected;
+  for (const auto& [name, info] : tensors_) expected.insert(info.stored);
+  for (const std::string& skipped : inventory.skipped_prefixes) skipped_.push_back({skipped, 0, 0});
+  std::vector<std::string> unknown;
+  for (const auto& [name, entry] : weights_.tensors()) {
+    if (expected.contains(entry.tensor)) continue;
+    const auto group = std::find_if(
+        skipped_.begin(), skipped_.end(),
+        [&name = name](const SkippedTensors& skipped) { return name.starts_with(skipped.prefix); });
+    if (group != skipped_.end()) {
+      ++group->count;
+      group->bytes += entry.tensor->bytes;
+      continue;
+    }
+    const std::string plain = name.starts_with(prefix) ? name.substr(prefix.size()) : name;
+    if (plain == "d2t" || plain == "t2d") {
+      return absl::UnimplementedError(absl::StrCat(entry.file->path(), ": tensor ", name,
+                                                   ": drafters with a reduced vocabulary are not built"));
+    }
+    if (name.ends_with("weight_scale_inv") || name.ends_with("weight_scale")) {
+      return absl::UnimplementedError(absl::StrCat(entry.file->path(), ": tensor ", Printable(name),
+                                                   ": quantized weights are not built"));
+    }
+    unknown.push_back(Printable(name));
+  }
+  std::erase_if(skipped_, [](const SkippedTensors& skipped) { return skipped.count == 0; });
+  if (unknown.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(weights_.source(), ": ", unknown.size(), " tensors that ",
+                                                 inventory.config_origin,
+                                                 " does not call for: ", ListOf(unknown)));
+}
+
+absl::Status Checkpoint::OpenFolder(const std::string& folder, const Inventory& inventory) {
+  DFLASH_ASSIGN_OR_RETURN(weights_, SafetensorsFolder::Open(folder));
+  std::vector<std::string> found;
+  std::vector<std::string> probes;
+  for (const std::string& prefix : inventory.prefixes) {
+    probes.push_back(prefix + inventory.probe);
+    if (weights_.tensors().contains(probes.back())) found.push_back(prefix);
+  }
+  if (found.size() != 1) {
+    return absl::InvalidArgumentError(absl::StrCat(weights_.source(),
+                                                   ": expected exactly one of the tensors ",
+                                                   absl::StrJoin(probes, ", "), "; found ", found.size()));
+  }
+  DFLASH_RETURN_IF_ERROR(Match(inventory, found[0]));
+  DFLASH_RETURN_IF_ERROR(CheckRest(inventory, found[0]));
+
+  // All is known to be there; now a first, small read.
+  DFLASH_ASSIGN_OR_RETURN(HostTensor norm, Read(Get(inventory.norm)));
+  Sha256 revision;
+  revision.Add(inventory.config_digest);
+  for (const SafetensorsFile& file : weights_.files()) revision.Add(file.header_digest());
+  revision.Add(
+      std::string_view(reinterpret_cast<const char*>(norm.data()), static_cast<size_t>(norm.bytes())));
+  revision_ = revision.HexDigest();
+  return absl::OkStatus();
+}
+
+const TensorInfo* Checkpoint::Find(std::string_view name) const {
+  const auto found = tensors_.find(name);
+  return found == tensors_.end() ? nullptr : &found->second;
+}
+
+const TensorInfo& Checkpoint::Get(std::string_view name) const {
+  const TensorInfo* info = Find(name);
+  DFLASH_CHECK(info != nullptr, std::string(name).c_str());
+  return *info;
+}
+
+absl::StatusOr<HostTensor> Checkpoint::Read(const TensorInfo& tensor, const TensorBlock& block,
+                                            const ReadProgress& progress) const {
+  if (block.row_count < 0 || block.row_count > tensor.rows() || block.col_count < 0 ||
+      block.col_count > tensor.cols()) {
+    return absl::InvalidArgumentError(absl::StrCat(tensor.file->path(), ": tensor ", tensor.name,
+                                                   ": a block of ", block.row_count, " x ", block.col_count,
+                                                   " of ", tensor.rows(), " x ", tensor.cols()));
+  }
+  DFLASH_ASSIGN_OR_RETURN(HostTensor host,
+                          HostTensor::Allocate(tensor.dtype, block.row_count, block.col_count));
+  DFLASH_RETURN_IF_ERROR(tensor.file->Read(*tensor.stored, block, host.data(), host.bytes(), progress));
+  return host;
+}
+
+std::string Checkpoint::Summary() const {
+  std::map<std::string, int64_t> dtypes;
+  for (const auto& [name, info] : tensors_) ++dtypes[Name(info.dtype)];
+  std::string text = absl::StrCat(weights_.source(), ": ", tensors_.size(), " tensors, ", total_bytes_,
+                                  " bytes (", absl::StrJoin(dtypes, ", ", absl::PairFormatter(": ")), ")");
+  for (const SkippedTensors& skipped : skipped_) {
+    absl::StrAppend(&text, "; skipped ", skipped.count, " tensors ", skipped.prefix, "*, ", skipped.bytes,
+                    " bytes");
+  }
+  return text;
+}
+
+absl::StatusOr<TargetCheckpoint> TargetCheckpoint::Open(const std::string& folder,
+                                                        const TargetConfig& config) {
+  Inventory inventory;
+  inventory.tensors = ExpectedTensors(config);
+  inventory.prefixes = {"model.language_model.", "model."};
+  inventory.probe = "embed_tokens.weight";
+  inventory.no_prefix = "lm_head.weight";
+  inventory.skipped_prefixes = {"model.visual.", "mtp."};
+  inventory.norm = "norm.weight";
+  inventory.config_origin = config.origin;
+  inventory.config_digest = config.digest;
+  TargetCheckpoint checkpoint;
+  DFLASH_RETURN_IF_ERROR(checkpoint.OpenFolder(folder, inventory));
+  return checkpoint;
+}
+
+absl::StatusOr<DraftCheckpoint> DraftCheckpoint::Open(const std::string& folder, const DraftConfig& config) {
+  const std::string mask_file = absl::StrCat(folder, "/mask_embedding.pt");
+  if (RegularFile::Open(mask_file).ok()) {
+    return absl::UnimplementedError(
+        absl::StrCat(mask_file, ": drafters with their own mask embedding are not built"));
+  }
+  Inventory inventory;
+  inventory.tensors = ExpectedTensors(config);
+  inventory.prefixes = {"", "model."};
+  inventory.probe = "fc.weight";
+  inventory.norm = "norm.weight";
+  inventory.config_origin = config.origin;
+  inventory.config_digest = config.digest;
+  DraftCheckpoint checkpoint;
+  DFLASH_RETURN_IF_ERROR(checkpoint.OpenFolder(folder, inventory));
+  return checkpoint;
+}
+
+}  // namespace dflash
