@@ -17,6 +17,8 @@
 namespace dflash {
 
 class Drafter;
+class SequenceTable;
+class Stream;
 class Target;
 class Tokenizer;
 
@@ -54,10 +56,10 @@ class StepObserver {
 };
 
 struct EngineOptions {
-  int64_t max_sequences = 8;         // state slots = credits for the coordinator
-  int64_t max_context_tokens = 0;    // 0: the target's max_position_embeddings
-  int64_t cache_tokens = 0;          // tokens in the paged pools; 0: max_sequences full contexts
+  int64_t max_context_tokens =
+      0;  // prompt and output of one request; 0: the target's max_position_embeddings
   int64_t max_prefill_tokens = 512;  // prefill rows in one step; rounded down to a multiple of 64
+  int64_t vocabulary = 0;            // real token ids: only [0, vocabulary) is ever emitted
   StepObserver* observer = nullptr;  // not owned, may be null
 };
 

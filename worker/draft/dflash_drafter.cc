@@ -1,0 +1,330 @@
+#include "worker/draft/dflash_drafter.h"
+
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "kernels/attention/attention.h"
+#include "kernels/linear/linear.h"
+#include "kernels/rms_norm/rms_norm.h"
+#include "kernels/rope/rope.h"
+#include "kernels/sampling/sampling.h"
+#include "kernels/swiglu/swiglu.h"
+#include "worker/draft/dflash_weights.h"
+#include "worker/model/state_export.h"
+
+namespace dflash {
+
+class DFlashDrafter::Impl {
+ public:
+  static absl::StatusOr<std::unique_ptr<Impl>> Load(const DraftConfig& config,
+                                                    const DraftCheckpoint& checkpoint,
+                                                    const FeatureContract& contract, const Options& options,
+                                                    Target* target, SequenceTable* table,
+                                                    const Stream& stream, const ReadProgress& progress);
+  absl::Status Ingest(ConstMatrixView taps, const std::vector<CommittedRows>& rows);
+  absl::StatusOr<std::vector<std::vector<int32_t>>> Propose(const std::vector<Anchor>& anchors);
+
+  FeatureContract contract;
+  DraftConfig config;
+  Options options;
+  Target* target = nullptr;
+  SequenceTable* table = nullptr;
+  const Stream* stream = nullptr;
+
+  float eps() const { return static_cast<float>(config.rms_norm_eps); }
+  AttentionMask Mask(size_t layer) const {
+    return {.causal = contract.layers[layer].causal, .window = contract.layers[layer].window};
+  }
+  KeyValuePool Pool(size_t layer) const {
+    return {.data = context_pages_[layer].data(),
+            .page_count = table->pages(),
+            .kv_heads = config.num_key_value_heads,
+            .head_dim = config.head_dim};
+  }
+
+  ConstMatrixView last_context_features, last_draft_logits;
+
+ private:
+  absl::Status IngestRows(ConstMatrixView taps, const CommittedRows& rows);
+  // Leaves the output of the layer's feed-forward block in delta_, to be added by the next norm.
+  absl::Status RunLayer(size_t layer, SegmentList segments, MatrixView h);
+  absl::StatusOr<SegmentList> UploadSegments(const std::vector<Segment>& segments);
+
+  DFlashWeights weights_;
+  RopeShape rope_;
+  int64_t query_cols_ = 0, kv_cols_ = 0;
+  std::vector<Buffer> context_pages_;  // per layer: keys and values of committed positions
+
+  // Scratch of an ingestion, then of a block pass.
+  Matrix fused_, context_features_, context_kv_;
+  Matrix hidden_, normed_, delta_, q_, kv_, attended_, gate_up_, activated_;
+  Matrix head_input_, logits_;
+  Buffer ids_, segments_, choices_;
+};
+
+absl::StatusOr<std::unique_ptr<DFlashDrafter::Impl>> DFlashDrafter::Impl::Load(
+    const DraftConfig& config, const DraftCheckpoint& checkpoint, const FeatureContract& contract,
+    const Options& options, Target* target, SequenceTable* table, const Stream& stream,
+    const ReadProgress& progress) {
+  auto impl = std::make_unique<Impl>();
+  impl->contract = contract;
+  impl->config = config;
+  impl->options = options;
+  impl->target = target;
+  impl->table = table;
+  impl->stream = &stream;
+  const TargetConfig& target_config = target->config();
+  if (contract.taps != target->taps()) {
+    return absl::InvalidArgumentError("the target does not tap the layers that the feature contract names");
+  }
+  if (contract.layers.size() != static_cast<size_t>(config.num_layers())) {
+    return absl::InvalidArgumentError(absl::StrCat("the feature contract has masks of ",
+                                                   contract.layers.size(), " layers, the drafter has ",
+                                                   config.num_layers()));
+  }
+  if (config.hidden_size != target_config.hidden_size) {
+    return absl::InvalidArgumentError(absl::StrCat("drafter hidden_size ", config.hidden_size,
+                                                   " is not the target's ", target_config.hidden_size));
+  }
+  if (options.vocabulary < 1 || options.vocabulary > target_config.vocab_size) {
+    return absl::InvalidArgumentError(absl::StrCat("vocabulary of ", options.vocabulary,
+                                                   " ids for a head of ", target_config.vocab_size, " rows"));
+  }
+  impl->rope_ = {.head_dim = config.head_dim, .rotary_dim = config.head_dim, .theta = contract.rope_theta};
+  impl->query_cols_ = config.num_attention_heads * config.head_dim;
+  impl->kv_cols_ = config.num_key_value_heads * config.head_dim;
+  DFLASH_ASSIGN_OR_RETURN(impl->weights_, LoadDFlashWeights(config, checkpoint, stream, progress));
+
+  const DType act = ActivationDType();
+  const int64_t rows = options.max_sequences * contract.block_size;
+  const int64_t hidden = config.hidden_size;
+  impl->context_pages_.resize(static_cast<size_t>(config.num_layers()));
+  for (size_t layer = 0; layer < impl->context_pages_.size(); ++layer) {
+    DFLASH_ASSIGN_OR_RETURN(impl->context_pages_[layer],
+                            Buffer::Allocate(table->pages() * impl->Pool(layer).PageBytes(), stream));
+  }
+  DFLASH_ASSIGN_OR_RETURN(impl->fused_, Matrix::Allocate(options.max_ingest_rows, hidden, act, stream));
+  DFLASH_ASSIGN_OR_RETURN(impl->context_features_,
+                          Matrix::Allocate(options.max_ingest_rows, hidden, act, stream));
+  DFLASH_ASSIGN_OR_RETURN(impl->context_kv_,
+                          Matrix::Allocate(options.max_ingest_rows, 2 * impl->kv_cols_, act, stream));
+  DFLASH_ASSIGN_OR_RETURN(impl->hidden_, Matrix::Allocate(rows, hidden, act, stream));
+  DFLASH_ASSIGN_OR_RETURN(impl->normed_, Matrix::Allocate(rows, hidden, act, stream));
+  DFLASH_ASSIGN_OR_RETURN(impl->delta_, Matrix::Allocate(rows, hidden, act, stream));
+  DFLASH_ASSIGN_OR_RETURN(impl->q_, Matrix::Allocate(rows, impl->query_cols_, act, stream));
+  DFLASH_ASSIGN_OR_RETURN(impl->kv_, Matrix::Allocate(rows, 2 * impl->kv_cols_, act, stream));
+  DFLASH_ASSIGN_OR_RETURN(impl->attended_, Matrix::Allocate(rows, impl->query_cols_, act, stream));
+  DFLASH_ASSIGN_OR_RETURN(impl->gate_up_, Matrix::Allocate(rows, 2 * config.intermediate_size, act, stream));
+  DFLASH_ASSIGN_OR_RETURN(impl->activated_, Matrix::Allocate(rows, config.intermediate_size, act, stream));
+  DFLASH_ASSIGN_OR_RETURN(impl->head_input_, Matrix::Allocate(rows, hidden, act, stream));
+  DFLASH_ASSIGN_OR_RETURN(impl->logits_,
+                          Matrix::Allocate(rows, target_config.vocab_size, DType::kF32, stream));
+  DFLASH_ASSIGN_OR_RETURN(impl->ids_, Buffer::Allocate(rows * int64_t{sizeof(int32_t)}, stream));
+  DFLASH_ASSIGN_OR_RETURN(impl->choices_, Buffer::Allocate(rows * int64_t{sizeof(int32_t)}, stream));
+  DFLASH_ASSIGN_OR_RETURN(
+      impl->segments_,
+      Buffer::Allocate(std::max<int64_t>(options.max_sequences, 1) * int64_t{sizeof(Segment)}, stream));
+  return impl;
+}
+
+absl::StatusOr<SegmentList> DFlashDrafter::Impl::UploadSegments(const std::vector<Segment>& segments) {
+  DFLASH_RETURN_IF_ERROR(CopyToDevice(segments_.data(), segments.data(),
+                                      static_cast<int64_t>(segments.size() * sizeof(Segment)), *stream));
+  return SegmentList{.data = segments_.As<Segment>(), .count = static_cast<int64_t>(segments.size())};
+}
+
+absl::Status DFlashDrafter::Impl::Ingest(ConstMatrixView taps, const std::vector<CommittedRows>& rows) {
+  const int64_t cols = static_cast<int64_t>(contract.taps.size()) * config.hidden_size;
+  if (taps.cols != cols) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("taps are ", taps.cols, " wide, the drafter reads ", cols));
+  }
+  for (const CommittedRows& sequence : rows) {
+    if (sequence.start_position != table->lengths(sequence.slot).draft_context_end) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("slot ", sequence.slot, ": taps of position ", sequence.start_position,
+                       " after a context that ends at ", table->lengths(sequence.slot).draft_context_end));
+    }
+    for (int64_t done = 0; done < sequence.row_count; done += options.max_ingest_rows) {
+      CommittedRows part = sequence;
+      part.first_row += done;
+      part.start_position += done;
+      part.row_count = std::min(options.max_ingest_rows, sequence.row_count - done);
+      DFLASH_RETURN_IF_ERROR(IngestRows(taps.Rows(part.first_row, part.row_count), part));
+    }
+    table->lengths(sequence.slot).draft_context_end += sequence.row_count;
+  }
+  return absl::OkStatus();
+}
+
+// Context features c = norm(fc taps), then every layer's keys and values of them. input_layernorm is not
+// applied to c, and c never goes through q, o or the feed-forward block.
+absl::Status DFlashDrafter::Impl::IngestRows(ConstMatrixView taps, const CommittedRows& rows) {
+  const MatrixView fused = fused_.Rows(rows.row_count);
+  const MatrixView c = context_features_.Rows(rows.row_count);
+  const MatrixView kv = context_kv_.Rows(rows.row_count);
+  const MatrixView k = kv.Cols(0, kv_cols_);
+  DFLASH_ASSIGN_OR_RETURN(const SegmentList segment,
+                          UploadSegments({{.slot = rows.slot,
+                                           .first_row = 0,
+                                           .row_count = static_cast<int32_t>(rows.row_count),
+                                           .start_position = static_cast<int32_t>(rows.start_position)}}));
+  DFLASH_RETURN_IF_ERROR(Linear(taps, weights_.fc, rows.phase, fused, *stream));
+  DFLASH_RETURN_IF_ERROR(RmsNorm(fused, weights_.hidden_norm.view(), NormWeight::kPlain, eps(), c, *stream));
+  last_context_features = c;
+  for (size_t layer = 0; layer < weights_.layers.size(); ++layer) {
+    const DFlashLayerWeights& w = weights_.layers[layer];
+    DFLASH_RETURN_IF_ERROR(Linear(c, w.kv, rows.phase, kv, *stream));
+    DFLASH_RETURN_IF_ERROR(RmsNorm(k, w.k_norm.view(), NormWeight::kPlain, eps(), k, *stream));
+    DFLASH_RETURN_IF_ERROR(ApplyRope(k, rope_, segment, *stream));
+    DFLASH_RETURN_IF_ERROR(StoreKeyValue(k, kv.Cols(kv_cols_, kv_cols_), segment, nullptr,
+                                         table->page_table(), Pool(layer), *stream));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<std::vector<int32_t>>> DFlashDrafter::Impl::Propose(
+    const std::vector<Anchor>& anchors) {
+  if (static_cast<int64_t>(anchors.size()) > options.max_sequences) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(anchors.size(), " anchors, at most ", options.max_sequences));
+  }
+  std::vector<std::vector<int32_t>> proposals(anchors.size());
+  if (anchors.empty()) return proposals;
+  const int64_t block = contract.block_size;
+  const int64_t rows = static_cast<int64_t>(anchors.size()) * block;
+  // The block is [anchor, mask, ..., mask]: row j sits at position s + j and predicts the token of that same
+  // position.
+  std::vector<int32_t> ids(static_cast<size_t>(rows), contract.mask_token_id);
+  std::vector<Segment> host_segments;
+  for (size_t i = 0; i < anchors.size(); ++i) {
+    const Anchor& anchor = anchors[i];
+    if (anchor.position != table->lengths(anchor.slot).draft_context_end) {
+      return absl::InvalidArgumentError(absl::StrCat("slot ", anchor.slot, ": anchor at ", anchor.position,
+                                                     ", context ends at ",
+                                                     table->lengths(anchor.slot).draft_context_end));
+    }
+    const auto first = static_cast<int32_t>(static_cast<int64_t>(i) * block);
+    ids[static_cast<size_t>(first)] = anchor.token;
+    host_segments.push_back({.slot = anchor.slot,
+                             .first_row = first,
+                             .row_count = static_cast<int32_t>(block),
+                             .start_position = static_cast<int32_t>(anchor.position)});
+  }
+  DFLASH_RETURN_IF_ERROR(CopyToDevice(ids_.data(), ids.data(), rows * int64_t{sizeof(int32_t)}, *stream));
+  DFLASH_ASSIGN_OR_RETURN(const SegmentList segments, UploadSegments(host_segments));
+  const MatrixView h = hidden_.Rows(rows);
+  DFLASH_RETURN_IF_ERROR(target->Embed(ids_.As<int32_t>(), h));
+  for (size_t layer = 0; layer < weights_.layers.size(); ++layer)
+    DFLASH_RETURN_IF_ERROR(RunLayer(layer, segments, h));
+  const MatrixView y = normed_.Rows(rows);
+  DFLASH_RETURN_IF_ERROR(
+      AddRmsNorm(h, delta_.Rows(rows), weights_.norm.view(), NormWeight::kPlain, eps(), y, *stream));
+  // Row 0 holds the anchor, which is known: only rows 1..B-1 go through the head.
+  const int64_t drafts = block - 1;
+  for (size_t i = 0; i < anchors.size(); ++i) {
+    const auto n = static_cast<int64_t>(i);
+    DFLASH_RETURN_IF_ERROR(
+        CopyRows(y.Rows(n * block + 1, drafts), head_input_.view().Rows(n * drafts, drafts), *stream));
+  }
+  const int64_t proposed = static_cast<int64_t>(anchors.size()) * drafts;
+  const MatrixView logits = logits_.Rows(proposed);
+  DFLASH_RETURN_IF_ERROR(target->Head(head_input_.Rows(proposed), Phase::kVerify, logits));
+  last_draft_logits = logits;
+  DFLASH_RETURN_IF_ERROR(ArgmaxRows(logits, options.vocabulary, choices_.As<int32_t>(), *stream));
+  std::vector<int32_t> choices(static_cast<size_t>(proposed));
+  DFLASH_RETURN_IF_ERROR(
+      CopyToHost(choices.data(), choices_.data(), proposed * int64_t{sizeof(int32_t)}, *stream));
+  for (size_t i = 0; i < anchors.size(); ++i) {
+    const auto begin = choices.begin() + static_cast<int64_t>(i) * drafts;
+    // A NaN row ends the proposal: a drafter may fail, it must not stop its request.
+    proposals[i].assign(begin, std::find(begin, begin + drafts, -1));
+  }
+  return proposals;
+}
+
+absl::Status DFlashDrafter::Impl::RunLayer(size_t layer, SegmentList segments, MatrixView h) {
+  const DFlashLayerWeights& w = weights_.layers[layer];
+  const int64_t rows = h.rows;
+  const float eps = this->eps();
+  const MatrixView x = normed_.Rows(rows);
+  const MatrixView delta = delta_.Rows(rows);
+  const MatrixView q = q_.Rows(rows);
+  const MatrixView k = kv_.Rows(rows).Cols(0, kv_cols_);
+  const MatrixView v = kv_.Rows(rows).Cols(kv_cols_, kv_cols_);
+  const MatrixView attended = attended_.Rows(rows);
+  if (layer == 0) {
+    DFLASH_RETURN_IF_ERROR(RmsNorm(h, w.input_norm.view(), NormWeight::kPlain, eps, x, *stream));
+  } else {
+    DFLASH_RETURN_IF_ERROR(AddRmsNorm(h, delta, w.input_norm.view(), NormWeight::kPlain, eps, x, *stream));
+  }
+  DFLASH_RETURN_IF_ERROR(Linear(x, w.q, Phase::kVerify, q, *stream));
+  DFLASH_RETURN_IF_ERROR(Linear(x, w.kv, Phase::kVerify, kv_.Rows(rows), *stream));
+  DFLASH_RETURN_IF_ERROR(RmsNorm(q, w.q_norm.view(), NormWeight::kPlain, eps, q, *stream));
+  DFLASH_RETURN_IF_ERROR(RmsNorm(k, w.k_norm.view(), NormWeight::kPlain, eps, k, *stream));
+  DFLASH_RETURN_IF_ERROR(ApplyRope(q, rope_, segments, *stream));
+  DFLASH_RETURN_IF_ERROR(ApplyRope(k, rope_, segments, *stream));
+  const float scale = 1.0f / std::sqrt(static_cast<float>(config.head_dim));
+  DFLASH_RETURN_IF_ERROR(Attention(q, k, v, segments, table->context_starts(), table->page_table(),
+                                   Pool(layer), Mask(layer), scale, attended, *stream));
+  DFLASH_RETURN_IF_ERROR(Linear(attended, w.out, Phase::kVerify, delta, *stream));
+  DFLASH_RETURN_IF_ERROR(
+      AddRmsNorm(h, delta, w.post_attention_norm.view(), NormWeight::kPlain, eps, x, *stream));
+  DFLASH_RETURN_IF_ERROR(Linear(x, w.gate_up, Phase::kVerify, gate_up_.Rows(rows), *stream));
+  DFLASH_RETURN_IF_ERROR(SwiGlu(gate_up_.Rows(rows), activated_.Rows(rows), *stream));
+  return Linear(activated_.Rows(rows), w.down, Phase::kVerify, delta, *stream);
+}
+
+DFlashDrafter::DFlashDrafter(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+DFlashDrafter::~DFlashDrafter() = default;
+
+absl::StatusOr<std::unique_ptr<DFlashDrafter>> DFlashDrafter::Load(const DraftConfig& config,
+                                                                   const DraftCheckpoint& checkpoint,
+                                                                   const FeatureContract& contract,
+                                                                   const Options& options, Target* target,
+                                                                   SequenceTable* table, const Stream& stream,
+                                                                   const ReadProgress& progress) {
+  DFLASH_ASSIGN_OR_RETURN(std::unique_ptr<Impl> impl,
+                          Impl::Load(config, checkpoint, contract, options, target, table, stream, progress));
+  return std::unique_ptr<DFlashDrafter>(new DFlashDrafter(std::move(impl)));
+}
+
+int64_t DFlashDrafter::max_drafts() const { return impl_->contract.block_size - 1; }
+
+absl::Status DFlashDrafter::Ingest(ConstMatrixView taps, const std::vector<CommittedRows>& rows) {
+  return impl_->Ingest(taps, rows);
+}
+
+absl::StatusOr<std::vector<std::vector<int32_t>>> DFlashDrafter::Propose(const std::vector<Anchor>& anchors) {
+  return impl_->Propose(anchors);
+}
+
+int64_t DFlashDrafter::context_end(int32_t slot) const {
+  return impl_->table->lengths(slot).draft_context_end;
+}
+
+absl::Status DFlashDrafter::Open(int32_t slot, int64_t start) {
+  impl_->table->lengths(slot).draft_context_end = start;
+  return impl_->table->SetDraftContextStart(slot, start);
+}
+
+ConstMatrixView DFlashDrafter::last_context_features() const { return impl_->last_context_features; }
+ConstMatrixView DFlashDrafter::last_draft_logits() const { return impl_->last_draft_logits; }
+
+absl::StatusOr<std::vector<std::vector<float>>> DFlashDrafter::ExportContext(int32_t slot) {
+  std::vector<std::vector<float>> stores;
+  for (size_t layer = 0; layer < impl_->contract.layers.size(); ++layer) {
+    DFLASH_ASSIGN_OR_RETURN(std::vector<std::vector<float>> kv,
+                            ExportKeyValue(impl_->Pool(layer), impl_->table->page_table(), slot,
+                                           context_end(slot), *impl_->stream));
+    std::move(kv.begin(), kv.end(), std::back_inserter(stores));
+  }
+  return stores;
+}
+
+}  // namespace dflash

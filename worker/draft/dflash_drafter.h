@@ -1,0 +1,60 @@
+// The DFlash block-diffusion drafter: one parallel pass proposes a whole block.
+// Sources: Chen et al., "DFlash: Block Diffusion for Flash Speculative Decoding" (arXiv 2602.06036);
+// docs/spec/dflash.md.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/device/stream.h"
+#include "worker/cache/sequence_table.h"
+#include "worker/draft/drafter.h"
+#include "worker/model/checkpoint.h"
+#include "worker/model/feature_contract.h"
+#include "worker/model/target.h"
+
+namespace dflash {
+
+class DFlashDrafter final : public Drafter {
+ public:
+  struct Options {
+    int64_t max_sequences = 8;      // in one Propose
+    int64_t max_ingest_rows = 512;  // in one Ingest call of the kernels; longer ones are cut
+    int64_t vocabulary = 0;         // real token ids: the choice is restricted to [0, vocabulary)
+  };
+
+  // Everything that defines the drafter's arithmetic (taps, masks, windows, theta, block size, mask id) is
+  // taken from `contract`. Shares embedding and head with `target`; keeps its context keys and values in
+  // pages of `table`. Target, table and stream are not owned. Errors: those of the checkpoint;
+  // InvalidArgument when contract, checkpoint and target disagree; ResourceExhausted.
+  static absl::StatusOr<std::unique_ptr<DFlashDrafter>> Load(const DraftConfig& config,
+                                                             const DraftCheckpoint& checkpoint,
+                                                             const FeatureContract& contract,
+                                                             const Options& options, Target* target,
+                                                             SequenceTable* table, const Stream& stream,
+                                                             const ReadProgress& progress = {});
+  ~DFlashDrafter() override;
+
+  int64_t max_drafts() const override;
+  absl::Status Ingest(ConstMatrixView taps, const std::vector<CommittedRows>& rows) override;
+  absl::StatusOr<std::vector<std::vector<int32_t>>> Propose(const std::vector<Anchor>& anchors) override;
+  int64_t context_end(int32_t slot) const override;
+  absl::Status Open(int32_t slot, int64_t start) override;
+
+  // Views of intermediate results of the last call, valid until the next one (golden tests, doctor).
+  ConstMatrixView last_context_features() const;  // activation dtype [rows ingested, D]: c = norm(fc taps)
+  ConstMatrixView last_draft_logits() const;      // f32 [anchors * (block - 1), vocab_size]
+
+  // One sequence's context keys and values per layer, as ExportState of the target.
+  absl::StatusOr<std::vector<std::vector<float>>> ExportContext(int32_t slot);
+
+ private:
+  class Impl;
+  explicit DFlashDrafter(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace dflash

@@ -1,0 +1,630 @@
+#include "worker/engine/engine.h"
+
+#include <algorithm>
+#include <deque>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/status.h"
+#include "kernels/device/buffer.h"
+#include "worker/cache/sequence_table.h"
+#include "worker/draft/drafter.h"
+#include "worker/engine/scheduler.h"
+#include "worker/engine/text_stream.h"
+#include "worker/model/target.h"
+#include "worker/verify/walk.h"
+
+namespace dflash {
+namespace {
+
+// Adds the time since the last call to whatever part of the step it is charged to.
+class StepClock {
+ public:
+  void Charge(absl::Duration& part) {
+    const absl::Time now = absl::Now();
+    part += now - last_;
+    last_ = now;
+  }
+
+ private:
+  absl::Time last_ = absl::Now();
+};
+
+}  // namespace
+
+class Engine::Impl {
+ public:
+  Impl(const EngineOptions& options, Target* target, Drafter* drafter, SequenceTable* table,
+       const Tokenizer* tokenizer, const Stream* stream)
+      : options_(options),
+        target_(target),
+        drafter_(drafter),
+        table_(table),
+        tokenizer_(tokenizer),
+        stream_(stream) {}
+  absl::Status Allocate();
+
+  void Submit(GenerationRequest request, std::unique_ptr<RequestSink> sink);
+  void Cancel(const std::string& id, absl::Status reason);
+  absl::Status Run();
+  absl::StatusOr<bool> Step();
+  void Stop();
+  EngineGauges Gauges() const {
+    absl::MutexLock lock(&mutex_);
+    return gauges_;
+  }
+  int64_t max_context_tokens() const { return options_.max_context_tokens; }
+
+ private:
+  // A request that waits for a slot or runs in one.
+  struct Sequence {
+    GenerationRequest request;
+    std::unique_ptr<RequestSink> sink;
+    TextStream text;
+    int32_t slot = -1;
+    int64_t prefilled = 0;
+    int32_t anchor = -1;  // last emitted token: known, not yet run through the target
+    int64_t anchor_position = 0;
+    FinishedReport report;  // grows with the request
+    absl::Time prefill_start, first_token;
+    bool done = false;
+
+    int64_t prompt_size() const { return static_cast<int64_t>(request.prompt_tokens.size()); }
+    bool decoding() const { return prefilled == prompt_size(); }
+    int64_t room() const { return request.max_tokens - report.completion_tokens; }
+    bool IsStop(int32_t token) const {
+      return std::find(request.stop_token_ids.begin(), request.stop_token_ids.end(), token) !=
+             request.stop_token_ids.end();
+    }
+  };
+  struct Verification {
+    Sequence* sequence;
+    VerifyPlan plan;
+  };
+  // One step's work between its stages.
+  struct Round {
+    StepBatch batch;
+    std::vector<Sequence*> prefilling;        // batch entries [0, prefilling.size())
+    std::vector<Verification> verifications;  // the entries after them
+    ForwardResult forward;
+    std::vector<int32_t> tokens;  // the target's token after each row with logits
+    StepReport report;
+  };
+
+  bool TakeInbox();
+  void DropEnded();
+  absl::Status Admit();
+  SchedulerSnapshot Snapshot() const;
+  absl::Status Draft(const StepPlan& plan, Round& round);
+  absl::Status Sample(Round& round);
+  absl::Status FinishPrefill(Round& round);
+  absl::Status AcceptAndCommit(Round& round);
+  void Emit(Sequence& sequence, const std::vector<int32_t>& tokens, const RoundReport* round);
+  void Fail(Sequence& sequence, const absl::Status& status);
+  absl::Status Release(Sequence& sequence);
+  void FailAll(const absl::Status& status);
+  absl::Status CheckRequest(const GenerationRequest& request) const;
+  int64_t PagesFor(const Sequence& sequence) const {
+    return (sequence.prompt_size() + sequence.request.max_tokens + kPageTokens - 1) / kPageTokens;
+  }
+  bool Speculates(const Sequence& sequence) const {
+    return drafter_ != nullptr && sequence.request.speculation != SpeculationMode::kOff;
+  }
+  void PublishGauges();
+
+  EngineOptions options_;
+  Target* target_;
+  Drafter* drafter_;  // null: plain decoding only
+  SequenceTable* table_;
+  const Tokenizer* tokenizer_;
+  const Stream* stream_;
+  Buffer sampling_params_, positions_, sampled_;
+
+  // Engine thread only.
+  std::deque<std::unique_ptr<Sequence>> waiting_;
+  std::vector<std::unique_ptr<Sequence>> running_;  // in order of admission
+
+  // Shared with the callers of Submit, Cancel and Stop.
+  struct NewRequest {
+    GenerationRequest request;
+    std::unique_ptr<RequestSink> sink;
+  };
+  mutable absl::Mutex mutex_;
+  std::vector<NewRequest> submitted_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::pair<std::string, absl::Status>> cancelled_ ABSL_GUARDED_BY(mutex_);
+  bool stop_ ABSL_GUARDED_BY(mutex_) = false;
+  EngineGauges gauges_ ABSL_GUARDED_BY(mutex_);
+};
+
+absl::Status Engine::Impl::Allocate() {
+  const int64_t drafts = drafter_ == nullptr ? 0 : drafter_->max_drafts();
+  const int64_t rows = table_->slots() * (1 + drafts);
+  DFLASH_ASSIGN_OR_RETURN(sampling_params_,
+                          Buffer::Allocate(rows * int64_t{sizeof(SamplingParams)}, *stream_));
+  DFLASH_ASSIGN_OR_RETURN(positions_, Buffer::Allocate(rows * int64_t{sizeof(int64_t)}, *stream_));
+  DFLASH_ASSIGN_OR_RETURN(sampled_, Buffer::Allocate(rows * int64_t{sizeof(int32_t)}, *stream_));
+  PublishGauges();
+  return absl::OkStatus();
+}
+
+// --- requests in and out
+// ---------------------------------------------------------------------------------------------
+
+void Engine::Impl::Submit(GenerationRequest request, std::unique_ptr<RequestSink> sink) {
+  absl::MutexLock lock(&mutex_);
+  submitted_.push_back({std::move(request), std::move(sink)});
+}
+
+void Engine::Impl::Cancel(const std::string& id, absl::Status reason) {
+  absl::MutexLock lock(&mutex_);
+  cancelled_.emplace_back(id, std::move(reason));
+}
+
+void Engine::Impl::Stop() {
+  absl::MutexLock lock(&mutex_);
+  stop_ = true;
+}
+
+absl::Status Engine::Impl::CheckRequest(const GenerationRequest& request) const {
+  const auto prompt = static_cast<int64_t>(request.prompt_tokens.size());
+  if (prompt == 0) return absl::InvalidArgumentError("the prompt is empty");
+  if (request.max_tokens < 1) return absl::InvalidArgumentError("max_tokens must be at least 1");
+  if (prompt > options_.max_context_tokens || request.max_tokens > options_.max_context_tokens - prompt) {
+    return absl::InvalidArgumentError(absl::StrCat("prompt of ", prompt, " tokens and max_tokens ",
+                                                   request.max_tokens, " exceed the context of ",
+                                                   options_.max_context_tokens));
+  }
+  if ((prompt + request.max_tokens + kPageTokens - 1) / kPageTokens > table_->pages()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the request needs more than the ", table_->pages() * kPageTokens, " tokens that the cache holds"));
+  }
+  for (int32_t token : request.prompt_tokens) {
+    if (token < 0 || token >= target_->config().vocab_size) {
+      return absl::InvalidArgumentError(absl::StrCat("token id ", token, " is outside the vocabulary"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Moves what other threads left into the engine's own lists. Returns false when the engine shall stop.
+bool Engine::Impl::TakeInbox() {
+  std::vector<NewRequest> submitted;
+  std::vector<std::pair<std::string, absl::Status>> cancelled;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (stop_) return false;
+    submitted.swap(submitted_);
+    cancelled.swap(cancelled_);
+  }
+  for (NewRequest& entry : submitted) {
+    auto sequence = std::make_unique<Sequence>();
+    sequence->request = std::move(entry.request);
+    sequence->sink = std::move(entry.sink);
+    if (absl::Status status = CheckRequest(sequence->request); !status.ok()) {
+      sequence->sink->OnFailed(status);
+      continue;
+    }
+    sequence->text = TextStream(tokenizer_, sequence->request);
+    waiting_.push_back(std::move(sequence));
+  }
+  for (const auto& [id, reason] : cancelled) {
+    for (auto& sequence : waiting_) {
+      if (sequence->request.id == id) Fail(*sequence, reason);
+    }
+    for (auto& sequence : running_) {
+      if (sequence->request.id == id) Fail(*sequence, reason);
+    }
+  }
+  const absl::Time now = absl::Now();
+  const auto expire = [&](Sequence& sequence) {
+    if (!sequence.done && now >= sequence.request.deadline) {
+      Fail(sequence, absl::DeadlineExceededError("the request's deadline passed"));
+    }
+  };
+  for (auto& sequence : waiting_) expire(*sequence);
+  for (auto& sequence : running_) expire(*sequence);
+  return true;
+}
+
+void Engine::Impl::Fail(Sequence& sequence, const absl::Status& status) {
+  if (sequence.done) return;
+  sequence.done = true;
+  sequence.sink->OnFailed(status);
+}
+
+void Engine::Impl::DropEnded() {
+  std::erase_if(waiting_, [](const auto& sequence) { return sequence->done; });
+  std::erase_if(running_, [](const auto& sequence) { return sequence->done && sequence->slot < 0; });
+}
+
+absl::Status Engine::Impl::Release(Sequence& sequence) {
+  return table_->Close(std::exchange(sequence.slot, -1));
+}
+
+void Engine::Impl::FailAll(const absl::Status& status) {
+  for (auto& sequence : waiting_) Fail(*sequence, status);
+  for (auto& sequence : running_) Fail(*sequence, status);
+  std::vector<NewRequest> submitted;
+  {
+    absl::MutexLock lock(&mutex_);
+    submitted.swap(submitted_);
+  }
+  for (NewRequest& entry : submitted) entry.sink->OnFailed(status);
+  for (auto& sequence : running_) {
+    if (sequence->slot >= 0) (void)Release(*sequence);  // the group is going away
+  }
+  waiting_.clear();
+  running_.clear();
+  PublishGauges();
+}
+
+// --- one step
+// --------------------------------------------------------------------------------------------------------
+
+SchedulerSnapshot Engine::Impl::Snapshot() const {
+  SchedulerSnapshot snapshot;
+  for (const auto& sequence : running_) {
+    int64_t drafts = 0;
+    if (Speculates(*sequence)) {
+      drafts = drafter_->max_drafts();
+      if (sequence->request.max_draft_tokens > 0)
+        drafts = std::min<int64_t>(drafts, sequence->request.max_draft_tokens);
+    }
+    snapshot.sequences.push_back({.prompt_tokens = sequence->prompt_size(),
+                                  .prefilled = sequence->prefilled,
+                                  .room = sequence->room(),
+                                  .max_drafts = drafts});
+  }
+  for (const auto& sequence : waiting_) snapshot.waiting_pages.push_back(PagesFor(*sequence));
+  snapshot.free_slots = table_->free_slots();
+  snapshot.free_pages = table_->free_pages();
+  snapshot.max_prefill_rows = options_.max_prefill_tokens;
+  return snapshot;
+}
+
+absl::Status Engine::Impl::Admit() {
+  for (int64_t n = PlanAdmission(Snapshot()); n > 0; --n) {
+    std::unique_ptr<Sequence> sequence = std::move(waiting_.front());
+    waiting_.pop_front();
+    DFLASH_ASSIGN_OR_RETURN(sequence->slot, table_->Open());
+    // All pages to the end are reserved now, so a running request never fails for want of memory.
+    DFLASH_RETURN_IF_ERROR(
+        table_->Reserve(sequence->slot, sequence->prompt_size() + sequence->request.max_tokens));
+    DFLASH_RETURN_IF_ERROR(target_->Open(sequence->slot));
+    if (drafter_ != nullptr) DFLASH_RETURN_IF_ERROR(drafter_->Open(sequence->slot, 0));
+    sequence->prefill_start = absl::Now();
+    sequence->report.prompt_tokens = sequence->prompt_size();
+    sequence->sink->OnStarted({.prompt_tokens = sequence->prompt_size(), .cached_tokens = 0});
+    running_.push_back(std::move(sequence));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<bool> Engine::Impl::Step() {
+  StepClock clock;
+  const absl::Time start = absl::Now();
+  Round round;
+  if (!TakeInbox()) return false;
+  for (auto& sequence : running_) {
+    if (sequence->done) DFLASH_RETURN_IF_ERROR(Release(*sequence));
+  }
+  DropEnded();
+  DFLASH_RETURN_IF_ERROR(Admit());
+  const StepPlan plan = PlanStep(Snapshot());
+  if (plan.empty()) {
+    PublishGauges();
+    return false;
+  }
+  for (const StepPlan::Prefill& prefill : plan.prefill) {
+    Sequence& sequence = *running_[static_cast<size_t>(prefill.sequence)];
+    const auto begin = sequence.request.prompt_tokens.begin() + sequence.prefilled;
+    round.batch.sequences.push_back(
+        {.slot = sequence.slot,
+         .phase = Phase::kPrefill,
+         .start_position = sequence.prefilled,
+         .tokens = {begin, begin + prefill.rows},
+         .parents = {},
+         .last_logits = sequence.prefilled + prefill.rows == sequence.prompt_size()});
+    round.prefilling.push_back(&sequence);
+    round.report.prefill_rows += prefill.rows;
+  }
+  clock.Charge(round.report.schedule_time);
+
+  DFLASH_RETURN_IF_ERROR(Draft(plan, round));
+  clock.Charge(round.report.draft_time);
+  DFLASH_ASSIGN_OR_RETURN(round.forward, target_->Forward(round.batch));
+  clock.Charge(round.report.forward_time);
+  DFLASH_RETURN_IF_ERROR(Sample(round));
+  clock.Charge(round.report.sample_time);
+  DFLASH_RETURN_IF_ERROR(FinishPrefill(round));
+  DFLASH_RETURN_IF_ERROR(AcceptAndCommit(round));
+  round.report.sequences = static_cast<int64_t>(round.batch.sequences.size());
+  for (auto& sequence : running_) {
+    if (sequence->done) DFLASH_RETURN_IF_ERROR(Release(*sequence));
+  }
+  DropEnded();
+  PublishGauges();
+  round.report.total_time = absl::Now() - start;
+  if (options_.observer != nullptr) options_.observer->OnStep(round.report, Gauges());
+  return true;
+}
+
+// Asks the drafter for every decoding sequence at once and turns its proposals into verify plans.
+absl::Status Engine::Impl::Draft(const StepPlan& plan, Round& round) {
+  std::vector<Drafter::Anchor> anchors;
+  for (const StepPlan::Verify& verify : plan.verify) {
+    const Sequence& sequence = *running_[static_cast<size_t>(verify.sequence)];
+    if (verify.max_drafts > 0) {
+      anchors.push_back(
+          {.slot = sequence.slot, .token = sequence.anchor, .position = sequence.anchor_position});
+    }
+  }
+  std::vector<std::vector<int32_t>> proposals;
+  if (!anchors.empty()) {
+    DFLASH_ASSIGN_OR_RETURN(proposals, drafter_->Propose(anchors));
+  }
+  size_t next_proposal = 0;
+  for (const StepPlan::Verify& verify : plan.verify) {
+    Sequence& sequence = *running_[static_cast<size_t>(verify.sequence)];
+    std::vector<int32_t> drafts;
+    if (verify.max_drafts > 0) {
+      drafts = std::move(proposals[next_proposal++]);
+      // Only the verified rows are cut, never the block that the drafter sees: proposals stay comparable.
+      if (static_cast<int64_t>(drafts.size()) > verify.max_drafts)
+        drafts.resize(static_cast<size_t>(verify.max_drafts));
+    } else {
+      const char* reason = drafter_ == nullptr     ? "disabled_server"
+                           : !Speculates(sequence) ? "disabled_request"
+                                                   : "near_max_len";
+      round.report.not_speculated.emplace_back(reason);
+    }
+    Verification verification = {.sequence = &sequence, .plan = MakeChain(sequence.anchor, drafts)};
+    round.batch.sequences.push_back({.slot = sequence.slot,
+                                     .phase = Phase::kVerify,
+                                     .start_position = sequence.anchor_position,
+                                     .tokens = verification.plan.tokens,
+                                     .parents = verification.plan.parents,
+                                     .last_logits = false});
+    round.report.verify_rows += verification.plan.rows();
+    round.verifications.push_back(std::move(verification));
+  }
+  return absl::OkStatus();
+}
+
+// Draws the target's token after every row that has logits.
+absl::Status Engine::Impl::Sample(Round& round) {
+  std::vector<SamplingParams> params(static_cast<size_t>(round.forward.logits.rows));
+  std::vector<int64_t> positions(params.size());
+  for (size_t i = 0; i < round.batch.sequences.size(); ++i) {
+    const Sequence& sequence = i < round.prefilling.size()
+                                   ? *round.prefilling[i]
+                                   : *round.verifications[i - round.prefilling.size()].sequence;
+    const SequenceRows& rows = round.batch.sequences[i];
+    const RowRange& logits = round.forward.logits_rows[i];
+    const auto first_row = static_cast<int64_t>(rows.tokens.size()) - logits.count;
+    for (int64_t row = 0; row < logits.count; ++row) {
+      const auto at = static_cast<size_t>(logits.first + row);
+      params[at] = sequence.request.sampling;
+      positions[at] = rows.start_position + first_row + row + 1;  // the token after the row
+    }
+  }
+  round.tokens.resize(params.size());
+  if (params.empty()) return absl::OkStatus();
+  const auto count = static_cast<int64_t>(params.size());
+  DFLASH_RETURN_IF_ERROR(CopyToDevice(sampling_params_.data(), params.data(),
+                                      count * int64_t{sizeof(SamplingParams)}, *stream_));
+  DFLASH_RETURN_IF_ERROR(
+      CopyToDevice(positions_.data(), positions.data(), count * int64_t{sizeof(int64_t)}, *stream_));
+  DFLASH_RETURN_IF_ERROR(SampleRows(round.forward.logits, sampling_params_.As<SamplingParams>(),
+                                    positions_.As<int64_t>(), options_.vocabulary, sampled_.As<int32_t>(),
+                                    *stream_));
+  return CopyToHost(round.tokens.data(), sampled_.data(), count * int64_t{sizeof(int32_t)}, *stream_);
+}
+
+// Prompt rows are committed by the forward itself; here their taps become drafter context, and a finished
+// prompt gets its first token, which becomes the anchor.
+absl::Status Engine::Impl::FinishPrefill(Round& round) {
+  StepClock clock;
+  std::vector<Drafter::CommittedRows> committed;
+  for (size_t i = 0; i < round.prefilling.size(); ++i) {
+    const SequenceRows& rows = round.batch.sequences[i];
+    committed.push_back({.slot = rows.slot,
+                         .phase = Phase::kPrefill,
+                         .first_row = round.forward.rows[i].first,
+                         .row_count = round.forward.rows[i].count,
+                         .start_position = rows.start_position});
+  }
+  if (drafter_ != nullptr) DFLASH_RETURN_IF_ERROR(drafter_->Ingest(round.forward.taps, committed));
+  clock.Charge(round.report.commit_time);
+  for (size_t i = 0; i < round.prefilling.size(); ++i) {
+    Sequence& sequence = *round.prefilling[i];
+    sequence.prefilled += round.forward.rows[i].count;
+    if (!sequence.decoding()) continue;
+    sequence.first_token = absl::Now();
+    sequence.report.prefill_time = sequence.first_token - sequence.prefill_start;
+    const int32_t token = round.tokens[static_cast<size_t>(round.forward.logits_rows[i].first)];
+    sequence.anchor = token;
+    sequence.anchor_position = sequence.prompt_size();
+    Emit(sequence, {token}, nullptr);
+  }
+  clock.Charge(round.report.detokenize_time);
+  return absl::OkStatus();
+}
+
+// Walks every verification and moves all state of a sequence together: target stores, then drafter context.
+absl::Status Engine::Impl::AcceptAndCommit(Round& round) {
+  if (round.verifications.empty()) return absl::OkStatus();
+  StepClock clock;
+  std::vector<WalkResult> walks;
+  std::vector<Target::Accepted> accepted;
+  std::vector<Drafter::CommittedRows> committed;
+  for (size_t i = 0; i < round.verifications.size(); ++i) {
+    const Verification& verification = round.verifications[i];
+    const Sequence& sequence = *verification.sequence;
+    const size_t entry = round.prefilling.size() + i;
+    const auto first = round.tokens.begin() + round.forward.logits_rows[entry].first;
+    walks.push_back(Walk(
+        verification.plan, {first, first + verification.plan.rows()},
+        [&](int32_t token) { return token < 0 || sequence.IsStop(token); }, sequence.room()));
+    const auto rows = static_cast<int64_t>(walks.back().path.size());
+    accepted.push_back({.slot = sequence.slot, .rows = rows});
+    committed.push_back({.slot = sequence.slot,
+                         .phase = Phase::kVerify,
+                         .first_row = round.forward.rows[entry].first,
+                         .row_count = rows,
+                         .start_position = sequence.anchor_position});
+  }
+  DFLASH_RETURN_IF_ERROR(target_->Commit(accepted));
+  if (drafter_ != nullptr) DFLASH_RETURN_IF_ERROR(drafter_->Ingest(round.forward.taps, committed));
+  clock.Charge(round.report.commit_time);
+  for (size_t i = 0; i < walks.size(); ++i) {
+    Sequence& sequence = *round.verifications[i].sequence;
+    const WalkResult& walk = walks[i];
+    sequence.anchor = walk.emitted.back();
+    sequence.anchor_position += static_cast<int64_t>(walk.path.size());
+    if (drafter_ != nullptr) {
+      DFLASH_RETURN_IF_ERROR(table_->CheckLengths(sequence.slot, sequence.anchor_position,
+                                                  drafter_->context_end(sequence.slot)));
+    }
+    const RoundReport report = {.drafted = static_cast<int32_t>(round.verifications[i].plan.drafts()),
+                                .accepted = walk.accepted};
+    round.report.rounds.push_back(report);
+    sequence.report.draft_time += round.report.draft_time;
+    sequence.report.verify_time += round.report.forward_time;
+    Emit(sequence, walk.emitted, &report);
+  }
+  clock.Charge(round.report.detokenize_time);
+  return absl::OkStatus();
+}
+
+// Hands new tokens to the request's text and its sink, and ends the request when they say so.
+void Engine::Impl::Emit(Sequence& sequence, const std::vector<int32_t>& tokens, const RoundReport* round) {
+  if (sequence.done) return;
+  FinishedReport& report = sequence.report;
+  if (round != nullptr && round->drafted > 0) {
+    ++report.rounds;
+    report.drafted_tokens += round->drafted;
+    report.accepted_tokens += round->accepted;
+    report.drafted_per_position.resize(
+        std::max(report.drafted_per_position.size(), static_cast<size_t>(round->drafted)));
+    report.accepted_per_position.resize(report.drafted_per_position.size());
+    for (int32_t d = 0; d < round->drafted; ++d) ++report.drafted_per_position[static_cast<size_t>(d)];
+    for (int32_t d = 0; d < round->accepted; ++d) ++report.accepted_per_position[static_cast<size_t>(d)];
+  }
+  TokensReport chunk;
+  if (round != nullptr) chunk.rounds.push_back(*round);
+  bool finished = false;
+  for (int32_t token : tokens) {
+    if (token < 0) {  // logits held a NaN: this request cannot go on, its neighbours can
+      Fail(sequence, absl::InternalError(absl::StrCat("the target's logits at position ",
+                                                      sequence.prompt_size() + report.completion_tokens,
+                                                      " are not numbers")));
+      return;
+    }
+    chunk.tokens.push_back(token);
+    ++report.completion_tokens;
+    if (sequence.IsStop(token)) {
+      report.reason = FinishReason::kStopToken;
+      report.matched_stop_token = token;
+      finished = true;
+    }
+    chunk.text += sequence.text.Append(token);
+    if (sequence.text.matched_stop() != nullptr) {
+      report.reason = FinishReason::kStopString;
+      report.matched_stop_token = -1;
+      report.matched_stop_string = *sequence.text.matched_stop();
+      finished = true;
+    }
+    if (!finished && sequence.room() == 0) {
+      report.reason = FinishReason::kLength;
+      finished = true;
+    }
+    if (finished) break;
+  }
+  if (finished && report.reason != FinishReason::kStopString) {
+    chunk.text += sequence.text.Finish();
+    if (sequence.text.matched_stop() != nullptr) {
+      report.reason = FinishReason::kStopString;
+      report.matched_stop_string = *sequence.text.matched_stop();
+    }
+  }
+  sequence.sink->OnTokens(std::move(chunk));
+  if (!finished) return;
+  report.decode_time = absl::Now() - sequence.first_token;
+  sequence.done = true;
+  sequence.sink->OnFinished(report);
+}
+
+void Engine::Impl::PublishGauges() {
+  absl::MutexLock lock(&mutex_);
+  gauges_ = {.running = static_cast<int64_t>(running_.size()),
+             .waiting = static_cast<int64_t>(waiting_.size()),
+             .state_slots = table_->slots(),
+             .pages_total = table_->pages(),
+             .pages_free = table_->free_pages()};
+}
+
+absl::Status Engine::Impl::Run() {
+  while (true) {
+    absl::StatusOr<bool> worked = Step();
+    if (!worked.ok()) {
+      FailAll(absl::UnavailableError(absl::StrCat("the worker group failed: ", worked.status().message())));
+      return worked.status();
+    }
+    absl::MutexLock lock(&mutex_);
+    if (stop_) break;
+    if (*worked) continue;
+    // Nothing to run: wait for a request, a cancellation, Stop, or the deadline of a request that waits for
+    // room.
+    absl::Time wake = absl::InfiniteFuture();
+    for (const auto& sequence : waiting_) wake = std::min(wake, sequence->request.deadline);
+    mutex_.AwaitWithDeadline(absl::Condition(
+                                 +[](Impl* self) ABSL_EXCLUSIVE_LOCKS_REQUIRED(self->mutex_) {
+                                   return self->stop_ || !self->submitted_.empty() ||
+                                          !self->cancelled_.empty();
+                                 },
+                                 this),
+                             wake);
+    if (stop_) break;
+  }
+  FailAll(absl::UnavailableError("the worker group is shutting down"));
+  return absl::OkStatus();
+}
+
+Engine::Engine(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Engine::~Engine() = default;
+
+absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options, Target* target,
+                                                       Drafter* drafter, SequenceTable* table,
+                                                       const Tokenizer* tokenizer, const Stream& stream) {
+  EngineOptions checked = options;
+  if (checked.max_context_tokens == 0) checked.max_context_tokens = target->config().max_position_embeddings;
+  if (checked.max_context_tokens < 2 ||
+      checked.max_context_tokens > target->config().max_position_embeddings) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("max_context_tokens must be in [2, ", target->config().max_position_embeddings, "]"));
+  }
+  checked.max_prefill_tokens = checked.max_prefill_tokens / kPageTokens * kPageTokens;
+  if (checked.max_prefill_tokens < kPageTokens)
+    return absl::InvalidArgumentError("max_prefill_tokens must be at least 64");
+  if (checked.vocabulary < 1 || checked.vocabulary > target->config().vocab_size) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("vocabulary must be in [1, ", target->config().vocab_size, "]"));
+  }
+  auto impl = std::make_unique<Impl>(checked, target, drafter, table, tokenizer, &stream);
+  DFLASH_RETURN_IF_ERROR(impl->Allocate());
+  return std::unique_ptr<Engine>(new Engine(std::move(impl)));
+}
+
+void Engine::Submit(GenerationRequest request, std::unique_ptr<RequestSink> sink) {
+  impl_->Submit(std::move(request), std::move(sink));
+}
+void Engine::Cancel(const std::string& id, absl::Status reason) { impl_->Cancel(id, std::move(reason)); }
+absl::Status Engine::Run() { return impl_->Run(); }
+absl::StatusOr<bool> Engine::Step() { return impl_->Step(); }
+void Engine::Stop() { impl_->Stop(); }
+EngineGauges Engine::Gauges() const { return impl_->Gauges(); }
+int64_t Engine::max_context_tokens() const { return impl_->max_context_tokens(); }
+
+}  // namespace dflash

@@ -1,0 +1,571 @@
+#include "worker/model/target.h"
+
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/status.h"
+#include "kernels/attention/attention.h"
+#include "kernels/causal_conv/causal_conv.h"
+#include "kernels/embedding/embedding.h"
+#include "kernels/gated_delta_net/gated_delta_net.h"
+#include "kernels/linear/linear.h"
+#include "kernels/rms_norm/rms_norm.h"
+#include "kernels/rope/rope.h"
+#include "kernels/swiglu/swiglu.h"
+#include "worker/model/state_export.h"
+#include "worker/model/target_weights.h"
+
+namespace dflash {
+namespace {
+
+// Segments of one phase, on host and device.
+struct RowGroup {
+  Phase phase = Phase::kPrefill;
+  std::vector<size_t> members;     // indices into StepBatch::sequences
+  std::vector<Segment> segments;   // one per member; rows are numbered from 0 in the group
+  std::vector<int32_t> tokens;     // one per row
+  std::vector<int32_t> logits_of;  // rows whose logits are wanted
+};
+
+}  // namespace
+
+// Scratch of a forward pass over rows of one phase. Outputs that Commit needs (conv inputs, keys, values) are
+// kept per layer for VERIFY rows; PREFILL rows are committed layer by layer and share one buffer.
+class Target::Impl {
+ public:
+  static absl::StatusOr<std::unique_ptr<Impl>> Load(const TargetConfig& config,
+                                                    const TargetCheckpoint& checkpoint,
+                                                    const Options& options, SequenceTable* table,
+                                                    const Stream& stream, const ReadProgress& progress);
+
+  absl::Status Open(int32_t slot);
+  absl::StatusOr<ForwardResult> Forward(const StepBatch& batch);
+  absl::Status Commit(const std::vector<Accepted>& accepted);
+  absl::Status FoldPending(int32_t slot);
+  absl::StatusOr<std::vector<std::vector<float>>> ExportState(int32_t slot);
+
+  TargetConfig config;
+  Options options;
+  SequenceTable* table = nullptr;
+  const Stream* stream = nullptr;
+  TargetWeights weights;
+  HiddenStateObserver observer;
+
+ private:
+  absl::Status CheckBatch(const StepBatch& batch) const;
+  absl::Status RunGroup(RowGroup& group, int64_t first_tap_row, int64_t first_logits_row);
+  absl::Status FullAttention(size_t layer, RowGroup& group, SegmentList segments, ConstMatrixView x,
+                             MatrixView delta);
+  absl::Status LinearAttention(size_t layer, RowGroup& group, SegmentList segments, ConstMatrixView x,
+                               MatrixView delta);
+  absl::Status FeedForward(const LayerWeights& layer, Phase phase, ConstMatrixView x, MatrixView delta);
+  // Hands the finished hidden state `state` to whoever wants it: the drafter's taps and the observer.
+  absl::Status PublishHiddenState(HiddenStateIndex state, Phase phase, ConstMatrixView rows,
+                                  int64_t first_tap_row);
+  absl::Status Upload(Buffer& buffer, const void* data, size_t bytes) {
+    return CopyToDevice(buffer.data(), data, static_cast<int64_t>(bytes), *stream);
+  }
+  // The projections of a VERIFY layer stay until Commit; those of PREFILL live in one shared buffer.
+  Matrix& Projections(size_t layer, Phase phase) {
+    return phase == Phase::kVerify ? verify_projections_[layer] : prefill_projections_;
+  }
+  KeyValuePool Pool(size_t layer) const;
+  ConvState Conv(size_t layer) const;
+  GatedDeltaNetState Recurrent(size_t layer) const;
+  float eps() const { return static_cast<float>(config.rms_norm_eps); }
+  bool IsFull(size_t layer) const { return config.layers[layer] == TargetLayerKind::kFullAttention; }
+
+  GatedDeltaNetShape gdn_;
+  RopeShape rope_;
+  // Widths of the stacked input projections.
+  int64_t query_cols_ = 0, kv_cols_ = 0;
+  int64_t value_cols_ = 0;
+
+  // State of the sequences, per layer.
+  std::vector<Buffer> key_value_pages_;
+  std::vector<Buffer> conv_states_;
+  std::vector<Buffer> recurrent_states_;
+  std::vector<Buffer> delta_records_;
+
+  // Scratch.
+  std::vector<Matrix> verify_projections_;
+  Matrix prefill_projections_;
+  Matrix hidden_, normed_, delta_, mixed_, conv_out_, gate_up_, activated_, logits_input_;
+  Matrix logits_, taps_;
+  Buffer ids_, prefill_segments_, verify_segments_, row_counts_;
+
+  // The verification that waits for Commit.
+  RowGroup pending_verify_;
+  bool commit_due_ = false;
+};
+
+absl::StatusOr<std::unique_ptr<Target::Impl>> Target::Impl::Load(const TargetConfig& config,
+                                                                 const TargetCheckpoint& checkpoint,
+                                                                 const Options& options, SequenceTable* table,
+                                                                 const Stream& stream,
+                                                                 const ReadProgress& progress) {
+  auto impl = std::make_unique<Impl>();
+  impl->config = config;
+  impl->options = options;
+  impl->table = table;
+  impl->stream = &stream;
+  const auto layer_count = static_cast<int32_t>(config.layers.size());
+  for (LayerIndex tap : options.taps) {
+    // The last layer's output is refused: "hidden state T" means before the final norm here and after it
+    // elsewhere.
+    if (Number(tap) < 0 || Number(tap) > layer_count - 2) {
+      return absl::InvalidArgumentError(absl::StrCat("tap of layer ", Number(tap), " in a target of ",
+                                                     layer_count, " layers: must be in [0, ", layer_count - 2,
+                                                     "]"));
+    }
+  }
+  if (impl->options.max_logits_rows == 0)
+    impl->options.max_logits_rows = options.max_verify_rows + table->slots();
+
+  impl->gdn_ = {.key_heads = config.linear_key_heads,
+                .value_heads = config.linear_value_heads,
+                .key_dim = config.linear_key_head_dim,
+                .value_dim = config.linear_value_head_dim};
+  impl->rope_ = {.head_dim = config.head_dim, .rotary_dim = config.rotary_dim, .theta = config.rope_theta};
+  impl->query_cols_ = config.num_attention_heads * config.head_dim;
+  impl->kv_cols_ = config.num_key_value_heads * config.head_dim;
+  impl->value_cols_ = config.linear_value_heads * config.linear_value_head_dim;
+
+  DFLASH_ASSIGN_OR_RETURN(impl->weights, LoadTargetWeights(config, checkpoint, stream, progress));
+
+  const DType act = ActivationDType();
+  const int64_t rows = std::max(options.max_prefill_rows, options.max_verify_rows);
+  const int64_t hidden = config.hidden_size;
+  const int64_t full_cols = 2 * impl->query_cols_ + 2 * impl->kv_cols_;
+  const int64_t linear_cols = impl->gdn_.QkvCols() + impl->value_cols_ + 2 * impl->gdn_.value_heads;
+  const size_t layers = config.layers.size();
+  impl->key_value_pages_.resize(layers);
+  impl->conv_states_.resize(layers);
+  impl->recurrent_states_.resize(layers);
+  impl->delta_records_.resize(layers);
+  impl->verify_projections_.resize(layers);
+  for (size_t layer = 0; layer < layers; ++layer) {
+    if (impl->IsFull(layer)) {
+      DFLASH_ASSIGN_OR_RETURN(impl->key_value_pages_[layer],
+                              Buffer::Allocate(table->pages() * impl->Pool(layer).PageBytes(), stream));
+    } else {
+      DFLASH_ASSIGN_OR_RETURN(impl->conv_states_[layer], Buffer::Allocate(impl->Conv(layer).Bytes(), stream));
+      const int64_t floats = int64_t{sizeof(float)};
+      DFLASH_ASSIGN_OR_RETURN(impl->recurrent_states_[layer],
+                              Buffer::Allocate(table->slots() * impl->gdn_.StateFloats() * floats, stream));
+      DFLASH_ASSIGN_OR_RETURN(
+          impl->delta_records_[layer],
+          Buffer::Allocate(table->slots() * 2 * options.max_block_rows * impl->gdn_.RecordFloats() * floats,
+                           stream));
+    }
+    DFLASH_ASSIGN_OR_RETURN(impl->verify_projections_[layer],
+                            Matrix::Allocate(options.max_verify_rows,
+                                             impl->IsFull(layer) ? full_cols : linear_cols, act, stream));
+  }
+  DFLASH_ASSIGN_OR_RETURN(
+      impl->prefill_projections_,
+      Matrix::Allocate(options.max_prefill_rows, std::max(full_cols, linear_cols), act, stream));
+  DFLASH_ASSIGN_OR_RETURN(impl->hidden_, Matrix::Allocate(rows, hidden, act, stream));
+  DFLASH_ASSIGN_OR_RETURN(impl->normed_, Matrix::Allocate(rows, hidden, act, stream));
+  DFLASH_ASSIGN_OR_RETURN(impl->delta_, Matrix::Allocate(rows, hidden, act, stream));
+  DFLASH_ASSIGN_OR_RETURN(
+      impl->mixed_, Matrix::Allocate(rows, std::max(impl->query_cols_, impl->value_cols_), act, stream));
+  DFLASH_ASSIGN_OR_RETURN(impl->conv_out_, Matrix::Allocate(rows, impl->gdn_.QkvCols(), act, stream));
+  DFLASH_ASSIGN_OR_RETURN(impl->gate_up_, Matrix::Allocate(rows, 2 * config.intermediate_size, act, stream));
+  DFLASH_ASSIGN_OR_RETURN(impl->activated_, Matrix::Allocate(rows, config.intermediate_size, act, stream));
+  DFLASH_ASSIGN_OR_RETURN(impl->logits_input_,
+                          Matrix::Allocate(impl->options.max_logits_rows, hidden, act, stream));
+  DFLASH_ASSIGN_OR_RETURN(
+      impl->logits_, Matrix::Allocate(impl->options.max_logits_rows, config.vocab_size, DType::kF32, stream));
+  DFLASH_ASSIGN_OR_RETURN(impl->taps_,
+                          Matrix::Allocate(options.max_prefill_rows + options.max_verify_rows,
+                                           static_cast<int64_t>(options.taps.size()) * hidden, act, stream));
+  const int64_t segment_bytes = table->slots() * int64_t{sizeof(Segment)};
+  DFLASH_ASSIGN_OR_RETURN(impl->ids_, Buffer::Allocate(rows * int64_t{sizeof(int32_t)}, stream));
+  DFLASH_ASSIGN_OR_RETURN(impl->prefill_segments_, Buffer::Allocate(segment_bytes, stream));
+  DFLASH_ASSIGN_OR_RETURN(impl->verify_segments_, Buffer::Allocate(segment_bytes, stream));
+  DFLASH_ASSIGN_OR_RETURN(impl->row_counts_,
+                          Buffer::Allocate(table->slots() * int64_t{sizeof(int32_t)}, stream));
+  return impl;
+}
+
+KeyValuePool Target::Impl::Pool(size_t layer) const {
+  return {.data = key_value_pages_[layer].data(),
+          .page_count = table->pages(),
+          .kv_heads = config.num_key_value_heads,
+          .head_dim = config.head_dim};
+}
+
+ConvState Target::Impl::Conv(size_t layer) const {
+  return {.data = conv_states_[layer].data(),
+          .slots = table->slots(),
+          .taps = config.conv_kernel,
+          .channels = gdn_.QkvCols()};
+}
+
+GatedDeltaNetState Target::Impl::Recurrent(size_t layer) const {
+  return {.states = recurrent_states_[layer].As<float>(),
+          .records = delta_records_[layer].As<float>(),
+          .slots = table->slots(),
+          .max_rows = options.max_block_rows};
+}
+
+absl::Status Target::Impl::CheckBatch(const StepBatch& batch) const {
+  if (commit_due_) return absl::FailedPreconditionError("the last verification was not committed");
+  std::vector<bool> seen(static_cast<size_t>(table->slots()), false);
+  int64_t rows[2] = {0, 0};
+  int64_t logits = 0;
+  for (const SequenceRows& sequence : batch.sequences) {
+    const std::string who = absl::StrCat("slot ", sequence.slot);
+    if (sequence.slot < 0 || sequence.slot >= table->slots())
+      return absl::InvalidArgumentError(absl::StrCat(who, " does not exist"));
+    if (std::exchange(seen[static_cast<size_t>(sequence.slot)], true))
+      return absl::InvalidArgumentError(absl::StrCat(who, " occurs twice"));
+    const SequenceLengths& lengths = table->lengths(sequence.slot);
+    if (sequence.start_position != lengths.target_kv) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(who, " starts at ", sequence.start_position, ", committed are ", lengths.target_kv));
+    }
+    const auto count = static_cast<int64_t>(sequence.tokens.size());
+    if (count == 0) return absl::InvalidArgumentError(absl::StrCat(who, " has no rows"));
+    for (int32_t token : sequence.tokens) {
+      if (token < 0 || token >= config.vocab_size)
+        return absl::InvalidArgumentError(
+            absl::StrCat(who, ": token id ", token, " is outside the vocabulary"));
+    }
+    if (sequence.phase == Phase::kVerify) {
+      if (count > options.max_block_rows)
+        return absl::InvalidArgumentError(
+            absl::StrCat(who, " verifies ", count, " rows, at most ", options.max_block_rows));
+      for (size_t row = 0; row < sequence.parents.size(); ++row) {
+        if (sequence.parents[row] != static_cast<int32_t>(row) - 1)
+          return absl::UnimplementedError("verify plans that are not chains");
+      }
+      logits += count;
+    } else {
+      if (lengths.gdn_pending != 0)
+        return absl::InvalidArgumentError(
+            absl::StrCat(who, " has pending delta records: fold them before prefill"));
+      logits += sequence.last_logits ? 1 : 0;
+    }
+    rows[sequence.phase == Phase::kVerify] += count;
+  }
+  if (rows[0] > options.max_prefill_rows || rows[1] > options.max_verify_rows ||
+      logits > options.max_logits_rows) {
+    return absl::InvalidArgumentError(absl::StrCat("a step of ", rows[0], " prefill rows, ", rows[1],
+                                                   " verify rows and ", logits,
+                                                   " rows of logits is too large"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<ForwardResult> Target::Impl::Forward(const StepBatch& batch) {
+  DFLASH_RETURN_IF_ERROR(CheckBatch(batch));
+  // Rows of different phases never share a linear call: each phase has its own arithmetic.
+  RowGroup groups[2] = {
+      {.phase = Phase::kPrefill, .members = {}, .segments = {}, .tokens = {}, .logits_of = {}},
+      {.phase = Phase::kVerify, .members = {}, .segments = {}, .tokens = {}, .logits_of = {}}};
+  for (size_t i = 0; i < batch.sequences.size(); ++i) {
+    const SequenceRows& sequence = batch.sequences[i];
+    RowGroup& group = groups[sequence.phase == Phase::kVerify];
+    const auto first = static_cast<int32_t>(group.tokens.size());
+    const auto count = static_cast<int32_t>(sequence.tokens.size());
+    group.members.push_back(i);
+    group.segments.push_back({.slot = sequence.slot,
+                              .first_row = first,
+                              .row_count = count,
+                              .start_position = static_cast<int32_t>(sequence.start_position)});
+    group.tokens.insert(group.tokens.end(), sequence.tokens.begin(), sequence.tokens.end());
+    for (int32_t row = 0; row < count; ++row) {
+      const bool wanted = sequence.phase == Phase::kVerify || (sequence.last_logits && row == count - 1);
+      if (wanted) group.logits_of.push_back(first + row);
+    }
+  }
+  ForwardResult result;
+  result.rows.resize(batch.sequences.size());
+  result.logits_rows.resize(batch.sequences.size());
+  int64_t first_row = 0;
+  int64_t first_logits = 0;
+  for (RowGroup& group : groups) {
+    DFLASH_RETURN_IF_ERROR(RunGroup(group, first_row, first_logits));
+    for (size_t m = 0; m < group.members.size(); ++m) {
+      const SequenceRows& sequence = batch.sequences[group.members[m]];
+      const int64_t count = group.segments[m].row_count;
+      const int64_t logits = sequence.phase == Phase::kVerify ? count : (sequence.last_logits ? 1 : 0);
+      result.rows[group.members[m]] = {.first = first_row, .count = count};
+      result.logits_rows[group.members[m]] = {.first = first_logits, .count = logits};
+      first_row += count;
+      first_logits += logits;
+      SequenceLengths& lengths = table->lengths(sequence.slot);
+      if (group.phase == Phase::kPrefill) {
+        lengths.target_kv += count;
+        lengths.gdn_folded += count;
+      } else {
+        lengths.gdn_folded += std::exchange(lengths.gdn_pending, 0);  // the forward has folded them
+      }
+    }
+  }
+  pending_verify_ = std::move(groups[1]);
+  commit_due_ = !pending_verify_.members.empty();
+  result.logits = logits_.Rows(first_logits);
+  result.taps = taps_.Rows(first_row);
+  return result;
+}
+
+absl::Status Target::Impl::RunGroup(RowGroup& group, int64_t first_tap_row, int64_t first_logits_row) {
+  const auto rows = static_cast<int64_t>(group.tokens.size());
+  if (rows == 0) return absl::OkStatus();
+  const Phase phase = group.phase;
+  Buffer& device_segments = phase == Phase::kVerify ? verify_segments_ : prefill_segments_;
+  DFLASH_RETURN_IF_ERROR(
+      Upload(device_segments, group.segments.data(), group.segments.size() * sizeof(Segment)));
+  DFLASH_RETURN_IF_ERROR(Upload(ids_, group.tokens.data(), group.tokens.size() * sizeof(int32_t)));
+  const SegmentList segments = {.data = device_segments.As<Segment>(),
+                                .count = static_cast<int64_t>(group.segments.size())};
+  const MatrixView h = hidden_.Rows(rows);  // the residual stream
+  const MatrixView x = normed_.Rows(rows);
+  const MatrixView delta = delta_.Rows(rows);
+  const float eps = this->eps();
+
+  DFLASH_RETURN_IF_ERROR(EmbedRows(ids_.As<int32_t>(), weights.embedding.view(), h, *stream));
+  DFLASH_RETURN_IF_ERROR(PublishHiddenState(HiddenStateIndex{0}, phase, h, first_tap_row));
+  for (size_t i = 0; i < weights.layers.size(); ++i) {
+    const LayerWeights& layer = weights.layers[i];
+    if (i == 0) {
+      DFLASH_RETURN_IF_ERROR(RmsNorm(h, layer.input_norm.view(), NormWeight::kOnePlus, eps, x, *stream));
+    } else {
+      DFLASH_RETURN_IF_ERROR(
+          AddRmsNorm(h, delta, layer.input_norm.view(), NormWeight::kOnePlus, eps, x, *stream));
+      const LayerIndex finished{static_cast<int32_t>(i) - 1};
+      DFLASH_RETURN_IF_ERROR(PublishHiddenState(OutputOf(finished), phase, h, first_tap_row));
+    }
+    DFLASH_RETURN_IF_ERROR(IsFull(i) ? FullAttention(i, group, segments, x, delta)
+                                     : LinearAttention(i, group, segments, x, delta));
+    DFLASH_RETURN_IF_ERROR(
+        AddRmsNorm(h, delta, layer.post_attention_norm.view(), NormWeight::kOnePlus, eps, x, *stream));
+    DFLASH_RETURN_IF_ERROR(FeedForward(layer, phase, x, delta));
+  }
+  DFLASH_RETURN_IF_ERROR(
+      AddRmsNorm(h, delta, weights.final_norm.view(), NormWeight::kOnePlus, eps, x, *stream));
+  if (observer) observer(HiddenStateIndex{static_cast<int32_t>(weights.layers.size())}, phase, x);
+
+  if (group.logits_of.empty()) return absl::OkStatus();
+  const auto wanted = static_cast<int64_t>(group.logits_of.size());
+  ConstMatrixView head_input = x;
+  if (wanted != rows) {
+    for (int64_t i = 0; i < wanted; ++i) {
+      DFLASH_RETURN_IF_ERROR(CopyRows(x.Rows(group.logits_of[static_cast<size_t>(i)], 1),
+                                      logits_input_.view().Rows(i, 1), *stream));
+    }
+    head_input = logits_input_.Rows(wanted);
+  }
+  // A prompt's last row is sampled like any verified row, so its logits use the arithmetic of VERIFY rows.
+  return Linear(head_input, weights.head, Phase::kVerify, logits_.view().Rows(first_logits_row, wanted),
+                *stream);
+}
+
+absl::Status Target::Impl::PublishHiddenState(HiddenStateIndex state, Phase phase, ConstMatrixView rows,
+                                              int64_t first_tap_row) {
+  if (observer) observer(state, phase, rows);
+  for (size_t tap = 0; tap < options.taps.size(); ++tap) {
+    if (OutputOf(options.taps[tap]) != state) continue;
+    const auto column = static_cast<int64_t>(tap) * config.hidden_size;
+    DFLASH_RETURN_IF_ERROR(
+        CopyRows(rows, taps_.view().Block(first_tap_row, rows.rows, column, config.hidden_size), *stream));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Target::Impl::FullAttention(size_t index, RowGroup& group, SegmentList segments,
+                                         ConstMatrixView x, MatrixView delta) {
+  const FullAttentionWeights& w = *weights.layers[index].full;
+  const Phase phase = group.phase;
+  // Columns of the stacked projection: queries, output gates, keys, values.
+  const MatrixView all = Projections(index, phase).view().Block(0, x.rows, 0, w.in.out_features());
+  const MatrixView q = all.Cols(0, query_cols_);
+  const MatrixView gate = all.Cols(query_cols_, query_cols_);
+  const MatrixView k = all.Cols(2 * query_cols_, kv_cols_);
+  const MatrixView v = all.Cols(2 * query_cols_ + kv_cols_, kv_cols_);
+  const MatrixView out = mixed_.view().Block(0, x.rows, 0, query_cols_);
+  DFLASH_RETURN_IF_ERROR(Linear(x, w.in, phase, all, *stream));
+  DFLASH_RETURN_IF_ERROR(RmsNorm(q, w.q_norm.view(), NormWeight::kOnePlus, eps(), q, *stream));
+  DFLASH_RETURN_IF_ERROR(RmsNorm(k, w.k_norm.view(), NormWeight::kOnePlus, eps(), k, *stream));
+  DFLASH_RETURN_IF_ERROR(ApplyRope(q, rope_, segments, *stream));
+  DFLASH_RETURN_IF_ERROR(ApplyRope(k, rope_, segments, *stream));
+  const float scale = 1.0f / std::sqrt(static_cast<float>(config.head_dim));
+  DFLASH_RETURN_IF_ERROR(Attention(q, k, v, segments, nullptr, table->page_table(), Pool(index),
+                                   AttentionMask{}, scale, out, *stream));
+  if (phase == Phase::kPrefill) {
+    DFLASH_RETURN_IF_ERROR(StoreKeyValue(k, v, segments, nullptr, table->page_table(), Pool(index), *stream));
+  }
+  DFLASH_RETURN_IF_ERROR(SigmoidGate(out, gate, *stream));
+  return Linear(out, w.out, phase, delta, *stream);
+}
+
+absl::Status Target::Impl::LinearAttention(size_t index, RowGroup& group, SegmentList segments,
+                                           ConstMatrixView x, MatrixView delta) {
+  const LinearAttentionWeights& w = *weights.layers[index].linear;
+  const Phase phase = group.phase;
+  // Columns of the stacked projection: conv inputs (q, k, v), output gates z, update logits b, decay logits
+  // a.
+  const MatrixView all = Projections(index, phase).view().Block(0, x.rows, 0, w.in.out_features());
+  const int64_t qkv_cols = gdn_.QkvCols();
+  const MatrixView conv_in = all.Cols(0, qkv_cols);
+  const MatrixView z = all.Cols(qkv_cols, value_cols_);
+  const MatrixView conv_out = conv_out_.Rows(x.rows);
+  const MatrixView out = mixed_.view().Block(0, x.rows, 0, value_cols_);
+  DFLASH_RETURN_IF_ERROR(Linear(x, w.in, phase, all, *stream));
+  DFLASH_RETURN_IF_ERROR(CausalConv(conv_in, w.conv.view(), segments, Conv(index), conv_out, *stream));
+  const GatedDeltaNetInput input = {
+      .qkv = conv_out,
+      .beta = all.Cols(qkv_cols + value_cols_, gdn_.value_heads),
+      .decay = all.Cols(qkv_cols + value_cols_ + gdn_.value_heads, gdn_.value_heads),
+      .a_log = w.a_log.As<float>(),
+      .dt_bias = w.dt_bias.As<float>()};
+  if (phase == Phase::kPrefill) {
+    DFLASH_RETURN_IF_ERROR(AdvanceConvState(conv_in, segments, nullptr, Conv(index), *stream));
+    DFLASH_RETURN_IF_ERROR(GatedDeltaNetPrefill(gdn_, input, segments, Recurrent(index), out, *stream));
+  } else {
+    DFLASH_RETURN_IF_ERROR(
+        GatedDeltaNetVerify(gdn_, input, segments, table->pending(), Recurrent(index), out, *stream));
+  }
+  DFLASH_RETURN_IF_ERROR(GatedRmsNorm(out, w.norm.view(), z, config.gate_activation, eps(), out, *stream));
+  return Linear(out, w.out, phase, delta, *stream);
+}
+
+absl::Status Target::Impl::FeedForward(const LayerWeights& layer, Phase phase, ConstMatrixView x,
+                                       MatrixView delta) {
+  const MatrixView gate_up = gate_up_.Rows(x.rows);
+  const MatrixView activated = activated_.Rows(x.rows);
+  DFLASH_RETURN_IF_ERROR(Linear(x, layer.gate_up, phase, gate_up, *stream));
+  DFLASH_RETURN_IF_ERROR(SwiGlu(gate_up, activated, *stream));
+  return Linear(activated, layer.down, phase, delta, *stream);
+}
+
+absl::Status Target::Impl::Commit(const std::vector<Accepted>& accepted) {
+  if (!commit_due_) return absl::FailedPreconditionError("no verification waits for a commit");
+  const std::vector<Segment>& verified = pending_verify_.segments;
+  std::vector<int32_t> counts;
+  if (accepted.size() != verified.size())
+    return absl::InvalidArgumentError("commit every verified sequence, in batch order");
+  for (size_t i = 0; i < accepted.size(); ++i) {
+    if (accepted[i].slot != verified[i].slot || accepted[i].rows < 1 ||
+        accepted[i].rows > verified[i].row_count) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("slot ", accepted[i].slot, " cannot commit ", accepted[i].rows, " rows"));
+    }
+    counts.push_back(static_cast<int32_t>(accepted[i].rows));
+  }
+  commit_due_ = false;
+  DFLASH_RETURN_IF_ERROR(Upload(row_counts_, counts.data(), counts.size() * sizeof(int32_t)));
+  const SegmentList segments = {.data = verify_segments_.As<Segment>(),
+                                .count = static_cast<int64_t>(verified.size())};
+  const auto rows = static_cast<int64_t>(pending_verify_.tokens.size());
+  for (size_t layer = 0; layer < weights.layers.size(); ++layer) {
+    const MatrixView all = verify_projections_[layer].Rows(rows);
+    if (IsFull(layer)) {
+      DFLASH_RETURN_IF_ERROR(
+          StoreKeyValue(all.Cols(2 * query_cols_, kv_cols_), all.Cols(2 * query_cols_ + kv_cols_, kv_cols_),
+                        segments, row_counts_.As<int32_t>(), table->page_table(), Pool(layer), *stream));
+    } else {
+      DFLASH_RETURN_IF_ERROR(AdvanceConvState(all.Cols(0, gdn_.QkvCols()), segments,
+                                              row_counts_.As<int32_t>(), Conv(layer), *stream));
+    }
+  }
+  for (const Accepted& sequence : accepted) {
+    SequenceLengths& lengths = table->lengths(sequence.slot);
+    lengths.target_kv += sequence.rows;
+    lengths.gdn_pending = sequence.rows;
+    DFLASH_RETURN_IF_ERROR(table->SetPending(sequence.slot, sequence.rows));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Target::Impl::Open(int32_t slot) {
+  for (size_t layer = 0; layer < weights.layers.size(); ++layer) {
+    if (IsFull(layer)) continue;
+    const int64_t state_bytes = gdn_.StateFloats() * int64_t{sizeof(float)};
+    const int64_t conv_bytes = Conv(layer).Bytes() / table->slots();
+    DFLASH_RETURN_IF_ERROR(
+        ZeroFill(recurrent_states_[layer].As<char>() + slot * state_bytes, state_bytes, *stream));
+    DFLASH_RETURN_IF_ERROR(ZeroFill(conv_states_[layer].As<char>() + slot * conv_bytes, conv_bytes, *stream));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Target::Impl::FoldPending(int32_t slot) {
+  SequenceLengths& lengths = table->lengths(slot);
+  if (lengths.gdn_pending == 0) return absl::OkStatus();
+  DFLASH_RETURN_IF_ERROR(Upload(row_counts_, &slot, sizeof(slot)));
+  for (size_t layer = 0; layer < weights.layers.size(); ++layer) {
+    if (IsFull(layer)) continue;
+    DFLASH_RETURN_IF_ERROR(
+        GatedDeltaNetFold(gdn_, row_counts_.As<int32_t>(), 1, table->pending(), Recurrent(layer), *stream));
+  }
+  lengths.gdn_folded += std::exchange(lengths.gdn_pending, 0);
+  return table->SetPending(slot, 0);
+}
+
+absl::StatusOr<std::vector<std::vector<float>>> Target::Impl::ExportState(int32_t slot) {
+  DFLASH_RETURN_IF_ERROR(FoldPending(slot));
+  std::vector<std::vector<float>> stores;
+  const int64_t length = table->lengths(slot).target_kv;
+  for (size_t layer = 0; layer < weights.layers.size(); ++layer) {
+    if (IsFull(layer)) {
+      DFLASH_ASSIGN_OR_RETURN(std::vector<std::vector<float>> kv,
+                              ExportKeyValue(Pool(layer), table->page_table(), slot, length, *stream));
+      std::move(kv.begin(), kv.end(), std::back_inserter(stores));
+      continue;
+    }
+    const int64_t floats = gdn_.StateFloats();
+    std::vector<float> state(static_cast<size_t>(floats));
+    DFLASH_RETURN_IF_ERROR(CopyToHost(state.data(), recurrent_states_[layer].As<float>() + slot * floats,
+                                      floats * int64_t{sizeof(float)}, *stream));
+    stores.push_back(std::move(state));
+    const int64_t conv_values = (config.conv_kernel - 1) * gdn_.QkvCols();
+    const auto* conv = conv_states_[layer].As<char>() + slot * conv_values * SizeOf(ActivationDType());
+    DFLASH_ASSIGN_OR_RETURN(
+        std::vector<float> conv_state,
+        ActivationsToHost(ConstMatrixView(conv, ActivationDType(), 1, conv_values, conv_values), *stream));
+    stores.push_back(std::move(conv_state));
+  }
+  return stores;
+}
+
+Target::Target(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Target::~Target() = default;
+
+absl::StatusOr<std::unique_ptr<Target>> Target::Load(const TargetConfig& config,
+                                                     const TargetCheckpoint& checkpoint,
+                                                     const Options& options, SequenceTable* table,
+                                                     const Stream& stream, const ReadProgress& progress) {
+  DFLASH_ASSIGN_OR_RETURN(std::unique_ptr<Impl> impl,
+                          Impl::Load(config, checkpoint, options, table, stream, progress));
+  return std::unique_ptr<Target>(new Target(std::move(impl)));
+}
+
+absl::Status Target::Open(int32_t slot) { return impl_->Open(slot); }
+absl::StatusOr<ForwardResult> Target::Forward(const StepBatch& batch) { return impl_->Forward(batch); }
+absl::Status Target::Commit(const std::vector<Accepted>& accepted) { return impl_->Commit(accepted); }
+absl::Status Target::FoldPending(int32_t slot) { return impl_->FoldPending(slot); }
+absl::StatusOr<std::vector<std::vector<float>>> Target::ExportState(int32_t slot) {
+  return impl_->ExportState(slot);
+}
+void Target::set_observer(HiddenStateObserver observer) { impl_->observer = std::move(observer); }
+const TargetConfig& Target::config() const { return impl_->config; }
+const std::vector<LayerIndex>& Target::taps() const { return impl_->options.taps; }
+
+absl::Status Target::Embed(const int32_t* ids, MatrixView y) const {
+  return EmbedRows(ids, impl_->weights.embedding.view(), y, *impl_->stream);
+}
+
+absl::Status Target::Head(ConstMatrixView x, Phase phase, MatrixView logits) const {
+  return Linear(x, impl_->weights.head, phase, logits, *impl_->stream);
+}
+
+}  // namespace dflash

@@ -1,0 +1,117 @@
+// The target model: one forward entry for prompts, plain decoding and verification.
+// Sources: docs/spec/qwen3_5.md "Forward pass", "GDN mixer", "Full-attention mixer".
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/layer_index.h"
+#include "base/matrix_view.h"
+#include "base/phase.h"
+#include "kernels/device/stream.h"
+#include "worker/cache/sequence_table.h"
+#include "worker/model/checkpoint.h"
+#include "worker/model/target_config.h"
+
+namespace dflash {
+
+// The rows of one sequence in a step: its next tokens after the committed length.
+struct SequenceRows {
+  int32_t slot = 0;
+  Phase phase = Phase::kPrefill;
+  int64_t start_position = 0;    // = committed length of the slot
+  std::vector<int32_t> tokens;   // at least one
+  std::vector<int32_t> parents;  // VERIFY: of the verify plan; may be empty for a chain
+  bool last_logits = false;  // PREFILL: logits of the last row are wanted. VERIFY rows always yield logits
+};
+
+struct StepBatch {
+  std::vector<SequenceRows> sequences;  // a slot at most once
+};
+
+// Half-open range of rows.
+struct RowRange {
+  int64_t first = 0;
+  int64_t count = 0;
+};
+
+// Views into the target's memory, valid until the next Forward. `rows[i]` and `logits_rows[i]` belong to
+// sequences[i].
+struct ForwardResult {
+  MatrixView logits;           // f32 [R, padded vocabulary]
+  MatrixView taps;             // activation dtype [T, taps * D]: the tapped residuals of a row, in tap order
+  std::vector<RowRange> rows;  // in taps
+  std::vector<RowRange> logits_rows;  // in logits
+};
+
+// Sees hidden states on their way (golden tests, doctor): `rows` are those of one phase, in batch order.
+// State 0 is the embedding, k the residual after layer k - 1, the last one is after the final norm.
+using HiddenStateObserver = std::function<void(HiddenStateIndex state, Phase phase, ConstMatrixView rows)>;
+
+class Target {
+ public:
+  struct Options {
+    std::vector<LayerIndex> taps;    // layers whose output residual the drafter wants, in its order
+    int64_t max_prefill_rows = 512;  // rows of one step, by phase
+    int64_t max_verify_rows = 128;
+    int64_t max_block_rows = 16;  // rows of one sequence in a verification
+    int64_t max_logits_rows = 0;  // 0: max_verify_rows + one per sequence
+  };
+
+  // Reads all weights and makes the pools that `table` indexes. `table` and `stream` are not owned and must
+  // outlive it. Errors: those of the checkpoint; ResourceExhausted; InvalidArgument for a tap that is no
+  // layer or is the last one.
+  static absl::StatusOr<std::unique_ptr<Target>> Load(const TargetConfig& config,
+                                                      const TargetCheckpoint& checkpoint,
+                                                      const Options& options, SequenceTable* table,
+                                                      const Stream& stream,
+                                                      const ReadProgress& progress = {});
+  ~Target();
+
+  // Starts a new sequence in a slot: its recurrent and conv states are zero. (Key/value pages need no
+  // clearing: only committed positions are ever read.)
+  absl::Status Open(int32_t slot);
+
+  // Runs all rows of the step: PREFILL rows are committed (key/value pages, recurrent and conv states);
+  // VERIFY rows change nothing until Commit. Slots need pages for start_position + rows
+  // (SequenceTable::Reserve). Errors: InvalidArgument (start_position is not the slot's length, too many
+  // rows, token out of range, a slot twice), Unimplemented (a verify plan that is not a chain).
+  absl::StatusOr<ForwardResult> Forward(const StepBatch& batch);
+
+  // Commits the first accepted_rows rows of each VERIFY sequence of the last Forward; once per Forward.
+  struct Accepted {
+    int32_t slot = 0;
+    int64_t rows = 0;  // [1, rows in the batch]
+  };
+  absl::Status Commit(const std::vector<Accepted>& accepted);
+
+  // Folds pending delta records of a slot into its recurrent state (before a checkpoint, preemption or
+  // comparison).
+  absl::Status FoldPending(int32_t slot);
+
+  // What the drafter shares. ids: int32 [T], device memory; y: activation dtype [T, D].
+  absl::Status Embed(const int32_t* ids, MatrixView y) const;
+  // logits = x lm_headᵀ without the target's final norm; x: activation dtype [R, D]; logits: f32 [R,
+  // vocab_size].
+  absl::Status Head(ConstMatrixView x, Phase phase, MatrixView logits) const;
+
+  // One sequence's committed state as plain numbers, in a fixed order (tests, doctor): per attention layer
+  // keys then values [length, kv_heads * head_dim], per linear layer S and the conv state. Folds pending
+  // records first.
+  absl::StatusOr<std::vector<std::vector<float>>> ExportState(int32_t slot);
+
+  void set_observer(HiddenStateObserver observer);
+  const TargetConfig& config() const;
+  const std::vector<LayerIndex>& taps() const;
+
+ private:
+  class Impl;
+  explicit Target(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace dflash

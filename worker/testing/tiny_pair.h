@@ -1,0 +1,89 @@
+// The tiny pair of models/, loaded for tests, with places to plant defects; and the golden data it is held
+// against.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/device/stream.h"
+#include "text/tokenizer.h"
+#include "worker/cache/sequence_table.h"
+#include "worker/draft/dflash_drafter.h"
+#include "worker/engine/engine.h"
+#include "worker/model/feature_contract.h"
+#include "worker/model/target.h"
+
+namespace dflash::testing {
+
+struct TinyPairOptions {
+  int threads = 2;
+  int64_t slots = 4;
+  int64_t max_tokens = 1024;  // per sequence
+  // Changes what was loaded, before target and drafter are built from it.
+  std::function<void(FeatureContract&)> mutate_contract;
+  std::function<void(TargetConfig&)> mutate_target_config;
+};
+
+struct TinyPair {
+  std::unique_ptr<Stream> stream;
+  std::unique_ptr<SequenceTable> table;
+  std::unique_ptr<Target> target;
+  std::unique_ptr<DFlashDrafter> drafter;
+  std::unique_ptr<Tokenizer> tokenizer;
+  FeatureContract contract;
+  int64_t vocabulary = 0;
+};
+
+absl::StatusOr<TinyPair> LoadTinyPair(const TinyPairOptions& options = {});
+
+// One prompt of tests/golden/golden.json.
+struct GoldenPrompt {
+  std::string kind;
+  std::string text;
+  std::vector<int32_t> prompt_ids;
+  std::vector<int32_t> output_ids;
+  std::string output_text;
+  std::vector<int64_t> acceptance_lengths;
+};
+absl::StatusOr<std::vector<GoldenPrompt>> LoadGoldenPrompts();
+
+// Mean of accepted + 1 over all rounds of the kind "chat", from golden/README.md.
+inline constexpr double kGoldenChatMean = 10.147;
+
+// A float32 tensor of tests/golden/golden_tensors.safetensors.
+struct GoldenTensor {
+  std::vector<int64_t> shape;
+  std::vector<float> values;
+};
+absl::StatusOr<GoldenTensor> LoadGoldenTensor(const std::string& name);
+
+// What a request gave.
+struct GenerationOutcome {
+  absl::Status status;  // of OnFailed
+  std::vector<int32_t> tokens;
+  std::string text;
+  std::vector<RoundReport> rounds;
+  FinishedReport finished;
+  bool done = false;
+};
+
+// Greedy, stops at the model's end tokens, at most 128 tokens: as the golden outputs were made.
+GenerationRequest GoldenRequest(const GoldenPrompt& prompt);
+
+// Runs requests to their ends on the calling thread, all submitted at once. Outcomes are in the order of the
+// requests.
+absl::StatusOr<std::vector<GenerationOutcome>> RunAll(Engine& engine,
+                                                      std::vector<GenerationRequest> requests);
+
+// An engine over the pair with another drafter (null: plain decoding).
+absl::StatusOr<std::unique_ptr<Engine>> MakeEngine(TinyPair& pair, Drafter* drafter);
+
+// max |a - b| / rms(b): how the golden tensors are compared.
+double RelativeError(const std::vector<float>& actual, const std::vector<float>& expected);
+
+}  // namespace dflash::testing
