@@ -205,7 +205,12 @@ bool Engine::Impl::TakeInbox() {
       sequence->sink->OnFailed(status);
       continue;
     }
-    sequence->text = TextStream(tokenizer_, sequence->request);
+    absl::StatusOr<TextStream> text = TextStream::Create(tokenizer_, sequence->request);
+    if (!text.ok()) {
+      sequence->sink->OnFailed(text.status());
+      continue;
+    }
+    sequence->text = *std::move(text);
     waiting_.push_back(std::move(sequence));
   }
   for (const auto& [id, reason] : cancelled) {

@@ -1,0 +1,184 @@
+// Same text: the output is a function of (weights, prompt, parameters, seed), never of the drafter or of whether there is
+// one. Tests named *Full run the whole matrix (label slow).
+#include <random>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "worker/testing/tiny_pair.h"
+
+namespace dflash {
+namespace {
+
+using testing::GenerationOutcome;
+using testing::GoldenPrompt;
+using testing::GoldenRequest;
+using testing::LoadGoldenPrompts;
+using testing::LoadTinyPair;
+using testing::MakeEngine;
+using testing::RunAll;
+using testing::TinyPair;
+
+// Keeps the books of a context that it does not need.
+class ContextFreeDrafter : public Drafter {
+ public:
+  explicit ContextFreeDrafter(int64_t slots) : ends_(static_cast<size_t>(slots), 0) {}
+  int64_t max_drafts() const override { return 15; }
+  absl::Status Ingest(ConstMatrixView, const std::vector<CommittedRows>& rows) override {
+    for (const CommittedRows& sequence : rows) ends_[static_cast<size_t>(sequence.slot)] += sequence.row_count;
+    return absl::OkStatus();
+  }
+  int64_t context_end(int32_t slot) const override { return ends_[static_cast<size_t>(slot)]; }
+  absl::Status Open(int32_t slot, int64_t start) override {
+    ends_[static_cast<size_t>(slot)] = start;
+    return absl::OkStatus();
+  }
+
+ private:
+  std::vector<int64_t> ends_;
+};
+
+class RandomDrafter final : public ContextFreeDrafter {
+ public:
+  using ContextFreeDrafter::ContextFreeDrafter;
+  absl::StatusOr<std::vector<std::vector<int32_t>>> Propose(const std::vector<Anchor>& anchors) override {
+    std::vector<std::vector<int32_t>> proposals(anchors.size());
+    for (std::vector<int32_t>& proposal : proposals) {
+      proposal.resize(random_() % 16);
+      for (int32_t& token : proposal) token = static_cast<int32_t>(random_() % 4096);
+    }
+    return proposals;
+  }
+
+ private:
+  std::mt19937 random_{7};
+};
+
+// Knows the answer of the one request that runs.
+class OracleDrafter final : public ContextFreeDrafter {
+ public:
+  using ContextFreeDrafter::ContextFreeDrafter;
+  void Expect(int64_t prompt_size, std::vector<int32_t> output) {
+    prompt_size_ = prompt_size;
+    output_ = std::move(output);
+  }
+  absl::StatusOr<std::vector<std::vector<int32_t>>> Propose(const std::vector<Anchor>& anchors) override {
+    const auto next = static_cast<size_t>(anchors[0].position - prompt_size_ + 1);
+    const size_t end = std::min(next + 15, output_.size());
+    return std::vector<std::vector<int32_t>>{{output_.begin() + static_cast<int64_t>(std::min(next, end)), output_.begin() + static_cast<int64_t>(end)}};
+  }
+
+ private:
+  int64_t prompt_size_ = 0;
+  std::vector<int32_t> output_;
+};
+
+struct Sampled {
+  GoldenPrompt prompt;
+  SamplingParams sampling;
+};
+
+std::vector<Sampled> Matrix(size_t prompts, int seeds) {
+  std::vector<Sampled> matrix;
+  std::vector<GoldenPrompt> golden = *LoadGoldenPrompts();
+  // Every kind is represented: chat prompts first, code from the end.
+  for (size_t i = 0; i < prompts; ++i) {
+    const GoldenPrompt& prompt = i % 2 == 0 ? golden[i / 2] : golden[golden.size() - 1 - i / 2];
+    matrix.push_back({prompt, {}});
+    for (float temperature : {0.7f, 1.0f}) {
+      for (int seed = 1; seed <= seeds; ++seed) {
+        SamplingParams sampling = {.temperature = temperature, .top_k = 0, .top_p = 1, .min_p = 0, .seed = static_cast<uint64_t>(seed) * 1000003};
+        matrix.push_back({prompt, sampling});
+        if (seed % 2 == 0) {  // filters too
+          matrix.back().sampling.top_k = 20;
+          matrix.back().sampling.top_p = 0.9f;
+          matrix.back().sampling.min_p = 0.02f;
+        }
+      }
+    }
+  }
+  return matrix;
+}
+
+GenerationRequest Request(const Sampled& entry, SpeculationMode mode) {
+  GenerationRequest request = GoldenRequest(entry.prompt);
+  request.sampling = entry.sampling;
+  request.speculation = mode;
+  return request;
+}
+
+int64_t Drafted(const GenerationOutcome& outcome) { return outcome.finished.drafted_tokens; }
+int64_t Accepted(const GenerationOutcome& outcome) { return outcome.finished.accepted_tokens; }
+
+void CheckMatrix(const std::vector<Sampled>& matrix) {
+  absl::StatusOr<TinyPair> pair = LoadTinyPair();
+  ASSERT_TRUE(pair.ok()) << pair.status();
+  RandomDrafter random(pair->table->slots());
+  OracleDrafter oracle(pair->table->slots());
+  const auto run = [&](Drafter* drafter, SpeculationMode mode, const std::vector<Sampled>& entries) {
+    std::vector<GenerationRequest> requests;
+    for (const Sampled& entry : entries) requests.push_back(Request(entry, mode));
+    return *RunAll(**MakeEngine(*pair, drafter), std::move(requests));
+  };
+  const std::vector<GenerationOutcome> plain = run(nullptr, SpeculationMode::kOff, matrix);
+  const std::vector<GenerationOutcome> dflash = run(pair->drafter.get(), SpeculationMode::kDFlash, matrix);
+  const std::vector<GenerationOutcome> switched_off = run(pair->drafter.get(), SpeculationMode::kOff, matrix);
+  const std::vector<GenerationOutcome> guessed = run(&random, SpeculationMode::kDFlash, matrix);
+  int64_t sampled_accepted = 0;
+  for (size_t i = 0; i < matrix.size(); ++i) {
+    SCOPED_TRACE(testing::Message() << "entry " << i << " temperature " << matrix[i].sampling.temperature);
+    ASSERT_TRUE(plain[i].done && dflash[i].done && switched_off[i].done && guessed[i].done);
+    EXPECT_EQ(dflash[i].tokens, plain[i].tokens);
+    EXPECT_EQ(switched_off[i].tokens, plain[i].tokens);
+    EXPECT_EQ(guessed[i].tokens, plain[i].tokens);
+    EXPECT_EQ(Drafted(plain[i]), 0);
+    EXPECT_EQ(Drafted(switched_off[i]), 0);
+    if (plain[i].tokens.size() > 2) {
+      EXPECT_GT(Drafted(dflash[i]), 0);
+      EXPECT_GT(Drafted(guessed[i]), 0);
+    }
+    if (matrix[i].sampling.temperature > 0) sampled_accepted += Accepted(dflash[i]);
+    // Knowing the answer, every draft is accepted.
+    oracle.Expect(static_cast<int64_t>(matrix[i].prompt.prompt_ids.size()), plain[i].tokens);
+    const GenerationOutcome foreseen = run(&oracle, SpeculationMode::kDFlash, {matrix[i]})[0];
+    EXPECT_EQ(foreseen.tokens, plain[i].tokens);
+    EXPECT_EQ(Accepted(foreseen), Drafted(foreseen));
+    if (plain[i].tokens.size() > 1) EXPECT_GT(Drafted(foreseen), 0);
+  }
+  EXPECT_GT(sampled_accepted, 0);
+}
+
+TEST(SameTextTest, WithAndWithoutSpeculation) { CheckMatrix(Matrix(/*prompts=*/5, /*seeds=*/2)); }
+
+TEST(SameTextTest, WithAndWithoutSpeculationFull) { CheckMatrix(Matrix(/*prompts=*/21, /*seeds=*/4)); }
+
+TEST(SameTextTest, DifferentSeedsGiveDifferentText) {
+  absl::StatusOr<TinyPair> pair = LoadTinyPair();
+  ASSERT_TRUE(pair.ok()) << pair.status();
+  std::vector<GenerationRequest> requests;
+  for (uint64_t seed : {1, 2}) {
+    requests.push_back(GoldenRequest(LoadGoldenPrompts()->back()));
+    requests.back().sampling = {.temperature = 1, .top_k = 0, .top_p = 1, .min_p = 0, .seed = seed};
+  }
+  const std::vector<GenerationOutcome> outcomes = *RunAll(**MakeEngine(*pair, pair->drafter.get()), requests);
+  EXPECT_NE(outcomes[0].tokens, outcomes[1].tokens);
+}
+
+TEST(SameTextTest, BlockLengthChangesNothing) {
+  absl::StatusOr<TinyPair> pair = LoadTinyPair();
+  ASSERT_TRUE(pair.ok()) << pair.status();
+  const GoldenPrompt prompt = (*LoadGoldenPrompts())[1];
+  std::vector<GenerationRequest> requests;
+  for (int32_t drafts : {0, 1, 2, 7, 15, 40}) {
+    requests.push_back(GoldenRequest(prompt));
+    requests.back().max_draft_tokens = drafts;
+  }
+  const std::vector<GenerationOutcome> outcomes = *RunAll(**MakeEngine(*pair, pair->drafter.get()), requests);
+  for (size_t i = 0; i < outcomes.size(); ++i) {
+    EXPECT_EQ(outcomes[i].tokens, prompt.output_ids);
+    EXPECT_GT(Accepted(outcomes[i]), 0);
+  }
+  EXPECT_LE(outcomes[1].finished.drafted_tokens, outcomes[1].finished.rounds);
+}
+
+}  // namespace
+}  // namespace dflash

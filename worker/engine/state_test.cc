@@ -1,0 +1,224 @@
+// All state of a sequence moves together: after random acceptance patterns every store equals, bit for bit, that of the
+// same tokens decoded one by one, and that of a fresh prefill up to float32 rounding. And a row's logits do not depend
+// on how many rows share its step.
+#include <algorithm>
+#include <random>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "worker/model/state_export.h"
+#include "worker/testing/tiny_pair.h"
+
+namespace dflash {
+namespace {
+
+using testing::LoadGoldenPrompts;
+using testing::LoadTinyPair;
+using testing::RelativeError;
+using testing::TinyPair;
+
+using Stores = std::vector<std::vector<float>>;
+
+// A sequence driven by hand: its tokens are given, not sampled.
+class Sequence {
+ public:
+  Sequence(TinyPair& pair, const std::vector<int32_t>& tokens) : pair_(pair), tokens_(tokens) {
+    absl::StatusOr<int32_t> slot = pair.table->Open();
+    EXPECT_TRUE(slot.ok()) << slot.status();
+    slot_ = *slot;
+    EXPECT_TRUE(pair.table->Reserve(slot_, static_cast<int64_t>(tokens.size())).ok());
+    EXPECT_TRUE(pair.target->Open(slot_).ok() && pair.drafter->Open(slot_, 0).ok());
+  }
+  ~Sequence() { EXPECT_TRUE(pair_.table->Close(slot_).ok()); }
+
+  void Prefill(int64_t count, int64_t chunk) {
+    while (length_ < count) {
+      const int64_t rows = std::min(chunk, count - length_);
+      Forward(Phase::kPrefill, Next(rows));
+      Ingest(Phase::kPrefill, rows);
+    }
+  }
+
+  // Verifies `rows` and commits the first `accepted` of them, which must be the sequence's own next tokens.
+  void Round(const std::vector<int32_t>& rows, int64_t accepted) {
+    Forward(Phase::kVerify, rows);
+    absl::Status status = pair_.target->Commit({{.slot = slot_, .rows = accepted}});
+    ASSERT_TRUE(status.ok()) << status;
+    Ingest(Phase::kVerify, accepted);
+    status = pair_.table->CheckLengths(slot_, length_, pair_.drafter->context_end(slot_));
+    ASSERT_TRUE(status.ok()) << status;
+  }
+
+  std::vector<int32_t> Next(int64_t count) const {
+    return {tokens_.begin() + length_, tokens_.begin() + length_ + count};
+  }
+
+  Stores Export() {
+    absl::StatusOr<Stores> stores = pair_.target->ExportState(slot_);
+    EXPECT_TRUE(stores.ok()) << stores.status();
+    absl::StatusOr<Stores> context = pair_.drafter->ExportContext(slot_);
+    EXPECT_TRUE(context.ok()) << context.status();
+    stores->insert(stores->end(), context->begin(), context->end());
+    return *stores;
+  }
+
+  int32_t slot() const { return slot_; }
+  int64_t length() const { return length_; }
+  const ForwardResult& last() const { return last_; }
+
+ private:
+  void Forward(Phase phase, const std::vector<int32_t>& rows) {
+    absl::StatusOr<ForwardResult> result = pair_.target->Forward(
+        {.sequences = {{.slot = slot_, .phase = phase, .start_position = length_, .tokens = rows, .parents = {}, .last_logits = true}}});
+    ASSERT_TRUE(result.ok()) << result.status();
+    last_ = *result;
+  }
+  void Ingest(Phase phase, int64_t rows) {
+    absl::Status status = pair_.drafter->Ingest(
+        last_.taps, {{.slot = slot_, .phase = phase, .first_row = 0, .row_count = rows, .start_position = length_}});
+    ASSERT_TRUE(status.ok()) << status;
+    length_ += rows;
+  }
+
+  TinyPair& pair_;
+  const std::vector<int32_t>& tokens_;
+  int32_t slot_ = -1;
+  int64_t length_ = 0;
+  ForwardResult last_;
+};
+
+std::vector<int32_t> SomeTokens(size_t count) {
+  std::vector<int32_t> tokens;
+  for (const testing::GoldenPrompt& prompt : *LoadGoldenPrompts()) {
+    if (prompt.kind == "chat") continue;
+    tokens.insert(tokens.end(), prompt.prompt_ids.begin(), prompt.prompt_ids.end());
+  }
+  tokens.resize(count);
+  return tokens;
+}
+
+TEST(StateTest, RandomAcceptanceLeavesWhatTokenByTokenDecodingLeaves) {
+  constexpr int64_t kPrompt = 100;
+  constexpr int kRounds = 200;
+  absl::StatusOr<TinyPair> pair = LoadTinyPair();
+  ASSERT_TRUE(pair.ok()) << pair.status();
+  const std::vector<int32_t> tokens = SomeTokens(1000);
+  std::mt19937 random(20);
+  Sequence speculative(*pair, tokens);
+  speculative.Prefill(kPrompt, 64);
+  for (int round = 0; round < kRounds; ++round) {
+    // Mostly short runs, some full blocks; the rejected rows hold garbage.
+    const int64_t rows = 1 + static_cast<int64_t>(random() % 16);
+    const int64_t accepted = random() % 8 == 0 ? rows : 1 + static_cast<int64_t>(random() % static_cast<uint32_t>(std::min<int64_t>(rows, 4)));
+    std::vector<int32_t> block = speculative.Next(accepted);
+    while (static_cast<int64_t>(block.size()) < rows) block.push_back(static_cast<int32_t>(random() % 4096));
+    speculative.Round(block, accepted);
+    ASSERT_FALSE(HasFatalFailure());
+  }
+  Sequence single(*pair, tokens);
+  single.Prefill(kPrompt, 128);  // other chunks, same bits
+  while (single.length() < speculative.length()) {
+    single.Round(single.Next(1), 1);
+    ASSERT_FALSE(HasFatalFailure());
+  }
+  const Stores actual = speculative.Export();
+  const Stores expected = single.Export();
+  ASSERT_EQ(actual.size(), expected.size());
+  for (size_t store = 0; store < actual.size(); ++store) EXPECT_EQ(actual[store], expected[store]) << "store " << store;
+
+  Sequence fresh(*pair, tokens);
+  fresh.Prefill(speculative.length(), 256);
+  const Stores prefilled = fresh.Export();
+  for (size_t store = 0; store < actual.size(); ++store) {
+    EXPECT_LE(RelativeError(actual[store], prefilled[store]), 1e-4) << "store " << store;
+  }
+}
+
+TEST(StateTest, LogitRowsAreBitEqualForAnyNumberOfRows) {
+  absl::StatusOr<TinyPair> pair = LoadTinyPair();
+  ASSERT_TRUE(pair.ok()) << pair.status();
+  const std::vector<int32_t> tokens = SomeTokens(300);
+  const int64_t vocabulary = pair->target->config().vocab_size;
+  std::vector<std::vector<float>> single;
+  {
+    Sequence sequence(*pair, tokens);
+    sequence.Prefill(120, 64);
+    for (int row = 0; row < 16; ++row) {
+      sequence.Round(sequence.Next(1), 1);
+      single.push_back(*ActivationsToHost(sequence.last().logits, *pair->stream));
+    }
+  }
+  for (int64_t rows = 1; rows <= 16; ++rows) {
+    Sequence sequence(*pair, tokens);
+    sequence.Prefill(120, 64);
+    sequence.Round(sequence.Next(rows), 1);
+    const std::vector<float> logits = *ActivationsToHost(sequence.last().logits, *pair->stream);
+    for (int64_t row = 0; row < rows; ++row) {
+      EXPECT_TRUE(std::equal(single[static_cast<size_t>(row)].begin(), single[static_cast<size_t>(row)].end(),
+                             logits.begin() + row * vocabulary))
+          << rows << " rows, row " << row;
+    }
+  }
+}
+
+TEST(StateTest, CompanyChangesNoBit) {
+  absl::StatusOr<TinyPair> pair = LoadTinyPair();
+  ASSERT_TRUE(pair.ok()) << pair.status();
+  const std::vector<int32_t> tokens = SomeTokens(400);
+  const std::vector<int32_t> others(tokens.begin() + 130, tokens.end());
+  std::vector<float> alone;
+  {
+    Sequence sequence(*pair, tokens);
+    sequence.Prefill(90, 64);
+    sequence.Round(sequence.Next(7), 1);
+    alone = *ActivationsToHost(sequence.last().logits, *pair->stream);
+  }
+  Sequence sequence(*pair, tokens);
+  Sequence decoding(*pair, others);
+  Sequence prefilling(*pair, others);
+  sequence.Prefill(90, 64);
+  decoding.Prefill(70, 64);
+  // A mixed step: prefill rows of one sequence, verify rows of two others, ours last.
+  absl::StatusOr<ForwardResult> mixed = pair->target->Forward(
+      {.sequences = {{.slot = decoding.slot(), .phase = Phase::kVerify, .start_position = 70, .tokens = decoding.Next(3), .parents = {}, .last_logits = false},
+                     {.slot = prefilling.slot(), .phase = Phase::kPrefill, .start_position = 0, .tokens = prefilling.Next(64), .parents = {}, .last_logits = true},
+                     {.slot = sequence.slot(), .phase = Phase::kVerify, .start_position = 90, .tokens = sequence.Next(7), .parents = {}, .last_logits = false}}});
+  ASSERT_TRUE(mixed.ok()) << mixed.status();
+  const RowRange& rows = mixed->logits_rows[2];
+  EXPECT_EQ(*ActivationsToHost(mixed->logits.Rows(rows.first, rows.count), *pair->stream), alone);
+  ASSERT_TRUE(pair->target->Commit({{.slot = decoding.slot(), .rows = 3}, {.slot = sequence.slot(), .rows = 7}}).ok());
+}
+
+TEST(TargetTest, RefusesBatchesThatBreakItsRules) {
+  absl::StatusOr<TinyPair> pair = LoadTinyPair();
+  ASSERT_TRUE(pair.ok()) << pair.status();
+  const std::vector<int32_t> tokens = SomeTokens(200);
+  Sequence sequence(*pair, tokens);
+  sequence.Prefill(10, 64);
+  const auto code = [&](SequenceRows rows) { return pair->target->Forward({.sequences = {std::move(rows)}}).status().code(); };
+  const SequenceRows good = {.slot = sequence.slot(), .phase = Phase::kVerify, .start_position = 10, .tokens = {1, 2}, .parents = {-1, 0}, .last_logits = false};
+  SequenceRows rows = good;
+  rows.start_position = 11;
+  EXPECT_EQ(code(rows), absl::StatusCode::kInvalidArgument);
+  rows = good;
+  rows.tokens = {1, 4096};
+  EXPECT_EQ(code(rows), absl::StatusCode::kInvalidArgument);
+  rows = good;
+  rows.tokens.assign(17, 1);
+  rows.parents.clear();
+  EXPECT_EQ(code(rows), absl::StatusCode::kInvalidArgument);
+  rows = good;
+  rows.tokens = {1, 2, 3};
+  rows.parents = {-1, 0, 0};
+  EXPECT_EQ(code(rows), absl::StatusCode::kUnimplemented);
+  rows = good;
+  rows.slot = 99;
+  EXPECT_EQ(code(rows), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(code(good), absl::StatusCode::kOk);
+  EXPECT_EQ(code(good), absl::StatusCode::kFailedPrecondition);  // not committed
+  EXPECT_FALSE(pair->target->Commit({{.slot = sequence.slot(), .rows = 3}}).ok());
+  EXPECT_TRUE(pair->target->Commit({{.slot = sequence.slot(), .rows = 1}}).ok());
+}
+
+}  // namespace
+}  // namespace dflash

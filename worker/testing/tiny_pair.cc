@@ -1,0 +1,149 @@
+#include "worker/testing/tiny_pair.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <utility>
+
+#include "base/status.h"
+#include "nlohmann/json.hpp"
+#include "worker/model/checkpoint.h"
+#include "worker/model/draft_config.h"
+#include "worker/model/generation_config.h"
+#include "worker/model/safetensors.h"
+#include "worker/model/target_config.h"
+
+namespace dflash::testing {
+namespace {
+
+std::string SourcePath(const std::string& path) { return std::string(DFLASHD_SOURCE_DIR) + "/" + path; }
+
+class RecordingSink final : public RequestSink {
+ public:
+  explicit RecordingSink(GenerationOutcome* outcome) : outcome_(outcome) {}
+  void OnStarted(const StartedReport&) override {}
+  void OnTokens(TokensReport report) override {
+    outcome_->tokens.insert(outcome_->tokens.end(), report.tokens.begin(), report.tokens.end());
+    outcome_->text += report.text;
+    outcome_->rounds.insert(outcome_->rounds.end(), report.rounds.begin(), report.rounds.end());
+  }
+  void OnFinished(const FinishedReport& report) override {
+    outcome_->finished = report;
+    outcome_->done = true;
+  }
+  void OnFailed(const absl::Status& status) override { outcome_->status = status; }
+
+ private:
+  GenerationOutcome* outcome_;
+};
+
+}  // namespace
+
+absl::StatusOr<TinyPair> LoadTinyPair(const TinyPairOptions& options) {
+  const std::string target_dir = SourcePath("models/tiny-qwen3.6");
+  const std::string draft_dir = SourcePath("models/tiny-qwen3.6-dflash");
+  TinyPair pair;
+  DFLASH_ASSIGN_OR_RETURN(TargetConfig target_config, TargetConfig::Load(target_dir));
+  DFLASH_ASSIGN_OR_RETURN(DraftConfig draft_config, DraftConfig::Load(draft_dir));
+  DFLASH_RETURN_IF_ERROR(draft_config.CheckFits(target_config));
+  DFLASH_ASSIGN_OR_RETURN(TargetCheckpoint target, TargetCheckpoint::Open(target_dir, target_config));
+  DFLASH_ASSIGN_OR_RETURN(DraftCheckpoint draft, DraftCheckpoint::Open(draft_dir, draft_config));
+  DFLASH_ASSIGN_OR_RETURN(Tokenizer tokenizer, Tokenizer::Load(target_dir));
+  pair.tokenizer = std::make_unique<Tokenizer>(std::move(tokenizer));
+  pair.vocabulary = pair.tokenizer->vocabulary_size();
+  pair.contract = MakeFeatureContract(draft_config, target, draft);
+  if (options.mutate_contract) options.mutate_contract(pair.contract);
+  if (options.mutate_target_config) options.mutate_target_config(target_config);
+
+  DFLASH_ASSIGN_OR_RETURN(Stream stream, Stream::Create({.threads = options.threads}));
+  pair.stream = std::make_unique<Stream>(std::move(stream));
+  DFLASH_ASSIGN_OR_RETURN(SequenceTable table,
+                          SequenceTable::Create({.slots = options.slots,
+                                                 .pages = options.slots * ((options.max_tokens + 63) / 64),
+                                                 .max_tokens = options.max_tokens},
+                                                *pair.stream));
+  pair.table = std::make_unique<SequenceTable>(std::move(table));
+  Target::Options target_options;
+  target_options.taps = pair.contract.taps;
+  target_options.max_block_rows = pair.contract.block_size;
+  target_options.max_prefill_rows = std::max<int64_t>(512, options.max_tokens);
+  target_options.max_verify_rows = options.slots * pair.contract.block_size;
+  DFLASH_ASSIGN_OR_RETURN(pair.target,
+                          Target::Load(target_config, target, target_options, pair.table.get(), *pair.stream));
+  DFlashDrafter::Options draft_options;
+  draft_options.max_sequences = options.slots;
+  draft_options.max_ingest_rows = target_options.max_prefill_rows;
+  draft_options.vocabulary = pair.vocabulary;
+  DFLASH_ASSIGN_OR_RETURN(pair.drafter, DFlashDrafter::Load(draft_config, draft, pair.contract, draft_options,
+                                                            pair.target.get(), pair.table.get(), *pair.stream));
+  return pair;
+}
+
+absl::StatusOr<std::vector<GoldenPrompt>> LoadGoldenPrompts() {
+  std::ifstream file(SourcePath("tests/golden/golden.json"));
+  if (!file) return absl::NotFoundError("tests/golden/golden.json");
+  const nlohmann::json root = nlohmann::json::parse(file);
+  std::vector<GoldenPrompt> prompts;
+  for (const nlohmann::json& entry : root) {
+    prompts.push_back({.kind = entry.at("kind"),
+                       .text = entry.at("text"),
+                       .prompt_ids = entry.at("prompt_ids"),
+                       .output_ids = entry.at("output_ids"),
+                       .output_text = entry.at("output_text"),
+                       .acceptance_lengths = entry.at("acceptance_lengths")});
+  }
+  return prompts;
+}
+
+absl::StatusOr<GoldenTensor> LoadGoldenTensor(const std::string& name) {
+  DFLASH_ASSIGN_OR_RETURN(SafetensorsFile file,
+                          SafetensorsFile::Open(SourcePath("tests/golden/golden_tensors.safetensors")));
+  const StoredTensor* stored = file.Find(name);
+  if (stored == nullptr) return absl::NotFoundError(name);
+  GoldenTensor tensor;
+  tensor.shape = stored->shape;
+  tensor.values.resize(static_cast<size_t>(stored->bytes) / sizeof(float));
+  DFLASH_RETURN_IF_ERROR(
+      file.Read(*stored, {0, stored->rows(), 0, stored->cols()}, tensor.values.data(), stored->bytes));
+  return tensor;
+}
+
+GenerationRequest GoldenRequest(const GoldenPrompt& prompt) {
+  GenerationRequest request;
+  request.prompt_tokens = prompt.prompt_ids;
+  request.max_tokens = 128;
+  absl::StatusOr<GenerationConfig> config = GenerationConfig::Load(SourcePath("models/tiny-qwen3.6"), 4096);
+  if (config.ok()) request.stop_token_ids = config->eos_token_ids;
+  return request;
+}
+
+absl::StatusOr<std::vector<GenerationOutcome>> RunAll(Engine& engine, std::vector<GenerationRequest> requests) {
+  std::vector<GenerationOutcome> outcomes(requests.size());
+  for (size_t i = 0; i < requests.size(); ++i) {
+    engine.Submit(std::move(requests[i]), std::make_unique<RecordingSink>(&outcomes[i]));
+  }
+  while (true) {
+    DFLASH_ASSIGN_OR_RETURN(const bool worked, engine.Step());
+    if (!worked) return outcomes;
+  }
+}
+
+absl::StatusOr<std::unique_ptr<Engine>> MakeEngine(TinyPair& pair, Drafter* drafter) {
+  EngineOptions options;
+  options.vocabulary = pair.vocabulary;
+  return Engine::Create(options, pair.target.get(), drafter, pair.table.get(), pair.tokenizer.get(), *pair.stream);
+}
+
+double RelativeError(const std::vector<float>& actual, const std::vector<float>& expected) {
+  double square = 0;
+  double worst = 0;
+  for (size_t i = 0; i < expected.size(); ++i) {
+    square += static_cast<double>(expected[i]) * expected[i];
+    const double error = std::abs(static_cast<double>(actual[i]) - expected[i]);
+    if (!(error <= worst)) worst = error;  // a NaN stays
+  }
+  return worst / std::sqrt(square / static_cast<double>(expected.size()));
+}
+
+}  // namespace dflash::testing
