@@ -1,10 +1,8 @@
-include(GoogleTest)
-
-# unit_test(<name> SOURCES ... LIBRARIES ... [LABELS unit|slow|...] [TIMEOUT seconds] [NO_MAIN])
+# unit_test(<name> SOURCES ... LIBRARIES ... [LABELS unit|slow|...] [TIMEOUT seconds] [FILTER gtest filter] [NO_MAIN])
 # One GoogleTest program, registered with CTest as one test so that a label decides where it runs.
 # Tests find their data through DFLASHD_SOURCE_DIR.
 function(unit_test name)
-  cmake_parse_arguments(A "NO_MAIN" "TIMEOUT" "SOURCES;LIBRARIES;LABELS" ${ARGN})
+  cmake_parse_arguments(A "NO_MAIN" "TIMEOUT;FILTER" "SOURCES;LIBRARIES;LABELS" ${ARGN})
   if(NOT A_LABELS)
     set(A_LABELS unit)
   endif()
@@ -18,6 +16,6 @@ function(unit_test name)
   if(NOT A_NO_MAIN)
     target_link_libraries(${name} PRIVATE GTest::gtest_main)
   endif()
-  add_test(NAME ${name} COMMAND ${name})
+  add_test(NAME ${name} COMMAND ${name} $<$<BOOL:${A_FILTER}>:--gtest_filter=${A_FILTER}>)
   set_tests_properties(${name} PROPERTIES LABELS "${A_LABELS}" TIMEOUT ${A_TIMEOUT})
 endfunction()

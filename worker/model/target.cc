@@ -217,14 +217,14 @@ GatedDeltaNetState Target::Impl::Recurrent(size_t layer) const {
 
 absl::Status Target::Impl::CheckBatch(const StepBatch& batch) const {
   if (commit_due_) return absl::FailedPreconditionError("the last verification was not committed");
-  std::vector<bool> seen(static_cast<size_t>(table->slots()), false);
+  std::vector<char> seen(static_cast<size_t>(table->slots()), 0);
   int64_t rows[2] = {0, 0};
   int64_t logits = 0;
   for (const SequenceRows& sequence : batch.sequences) {
     const std::string who = absl::StrCat("slot ", sequence.slot);
     if (sequence.slot < 0 || sequence.slot >= table->slots())
       return absl::InvalidArgumentError(absl::StrCat(who, " does not exist"));
-    if (std::exchange(seen[static_cast<size_t>(sequence.slot)], true))
+    if (std::exchange(seen[static_cast<size_t>(sequence.slot)], 1))
       return absl::InvalidArgumentError(absl::StrCat(who, " occurs twice"));
     const SequenceLengths& lengths = table->lengths(sequence.slot);
     if (sequence.start_position != lengths.target_kv) {
