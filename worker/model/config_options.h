@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "base/json_value.h"
+#include "kernels/sampling/sampling.h"  // kMaxVocabulary
 
 namespace dflash {
 
@@ -17,10 +18,8 @@ struct ConfigOptions {
 inline constexpr char kConfigFile[] = "config.json";
 
 // Bounds on values of a configuration, so that no product of a tensor's dimensions overflows int64.
-inline constexpr int64_t kMaxWidth = int64_t{1}
-                                     << 20;  // hidden and intermediate sizes, head sizes, counts of heads
+inline constexpr int64_t kMaxWidth = 1 << 20;  // hidden and intermediate sizes, head sizes, counts of heads
 inline constexpr int64_t kMaxLayers = 1024;
-inline constexpr int64_t kMaxVocabulary = int64_t{1} << 24;
 inline constexpr int64_t kMaxPositions = int64_t{1} << 30;
 inline constexpr double kMaxRopeTheta = 1e12;
 inline constexpr double kMaxNormEps = 1e-2;
