@@ -1,0 +1,160 @@
+#include "base/flag_parser.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <numeric>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/check.h"
+
+namespace dflash {
+namespace {
+
+// Levenshtein distance; names are short.
+size_t Distance(std::string_view a, std::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = row[0];
+    row[0] = i;
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t substitution = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, substitution});
+    }
+  }
+  return row[b.size()];
+}
+
+}  // namespace
+
+FlagParser::FlagParser(std::string program, std::string summary)
+    : program_(std::move(program)), summary_(std::move(summary)) {}
+
+void FlagParser::Add(Flag flag) {
+  DFLASH_CHECK(Find(flag.name) == nullptr, flag.name.c_str());
+  flags_.push_back(std::move(flag));
+}
+
+FlagParser::Flag* FlagParser::Find(std::string_view name) {
+  for (Flag& flag : flags_) {
+    if (flag.name == name) return &flag;
+  }
+  return nullptr;
+}
+
+bool FlagParser::Given(std::string_view name) const {
+  const Flag* flag = const_cast<FlagParser*>(this)->Find(name);
+  DFLASH_CHECK(flag != nullptr);
+  return flag->given;
+}
+
+void FlagParser::Text(std::string name, std::string value, std::string help, std::string* target) {
+  Add({std::move(name), std::move(value), std::move(help), *target, [target](const std::string& text) {
+         *target = text;
+         return absl::OkStatus();
+       }});
+}
+
+void FlagParser::Integer(std::string name, std::string value, std::string help, int64_t min, int64_t max,
+                         int64_t* target) {
+  Add({std::move(name), std::move(value), std::move(help), absl::StrCat(*target),
+       [=](const std::string& text) -> absl::Status {
+         int64_t parsed = 0;
+         const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), parsed);
+         if (error != std::errc() || end != text.data() + text.size() || parsed < min || parsed > max) {
+           return absl::InvalidArgumentError(absl::StrCat("must be a whole number from ", min, " to ", max));
+         }
+         *target = parsed;
+         return absl::OkStatus();
+       }});
+}
+
+void FlagParser::Number(std::string name, std::string value, std::string help, double min, double max,
+                        double* target) {
+  Add({std::move(name), std::move(value), std::move(help), absl::StrCat(*target),
+       [=](const std::string& text) -> absl::Status {
+         double parsed = 0;
+         const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), parsed);
+         if (error != std::errc() || end != text.data() + text.size() || !std::isfinite(parsed) ||
+             parsed < min || parsed > max) {
+           return absl::InvalidArgumentError(absl::StrCat("must be a number from ", min, " to ", max));
+         }
+         *target = parsed;
+         return absl::OkStatus();
+       }});
+}
+
+void FlagParser::Choice(std::string name, std::vector<std::string> choices, std::string help,
+                        std::string* target) {
+  std::string value = absl::StrJoin(choices, "|");
+  Add({std::move(name), value, std::move(help), *target,
+       [target, value, choices = std::move(choices)](const std::string& text) -> absl::Status {
+         if (std::find(choices.begin(), choices.end(), text) == choices.end()) {
+           return absl::InvalidArgumentError(absl::StrCat("must be one of ", value));
+         }
+         *target = text;
+         return absl::OkStatus();
+       }});
+}
+
+absl::Status FlagParser::Parse(int argc, const char* const* argv, Outcome* outcome) {
+  *outcome = Outcome::kRun;
+  for (int i = 1; i < argc; ++i) {
+    const std::string argument = argv[i];
+    if (argument == "--help" || argument == "-h") {
+      *outcome = Outcome::kHelp;
+      return absl::OkStatus();
+    }
+    if (argument == "--version") {
+      *outcome = Outcome::kVersion;
+      return absl::OkStatus();
+    }
+    if (argument.size() < 3 || argument.substr(0, 2) != "--") {
+      return absl::InvalidArgumentError(absl::StrCat("unexpected argument '", argument, "'"));
+    }
+    const size_t equals = argument.find('=');
+    const std::string name = argument.substr(2, equals == std::string::npos ? equals : equals - 2);
+    Flag* flag = Find(name);
+    if (flag == nullptr) {
+      std::string text = absl::StrCat("unknown flag --", name);
+      const auto nearest = std::min_element(flags_.begin(), flags_.end(), [&](const Flag& a, const Flag& b) {
+        return Distance(a.name, name) < Distance(b.name, name);
+      });
+      if (nearest != flags_.end() && Distance(nearest->name, name) <= 3) {
+        absl::StrAppend(&text, " (did you mean --", nearest->name, "?)");
+      }
+      return absl::InvalidArgumentError(text);
+    }
+    if (flag->given) return absl::InvalidArgumentError(absl::StrCat("--", name, " is given twice"));
+    flag->given = true;
+    std::string value;
+    if (equals != std::string::npos) {
+      value = argument.substr(equals + 1);
+    } else if (i + 1 < argc) {
+      value = argv[++i];
+    } else {
+      return absl::InvalidArgumentError(absl::StrCat("--", name, " needs a value"));
+    }
+    if (absl::Status status = flag->set(value); !status.ok()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--", name, " ", status.message(), ", not '", value, "'"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+std::string FlagParser::Help() const {
+  std::string text = absl::StrCat("Usage: ", program_, " [flags]\n", summary_, "\n\n");
+  for (const Flag& flag : flags_) {
+    absl::StrAppend(&text, "  --", flag.name, " ", flag.value, "\n      ", flag.help);
+    if (!flag.default_text.empty()) absl::StrAppend(&text, " (default ", flag.default_text, ")");
+    absl::StrAppend(&text, "\n");
+  }
+  absl::StrAppend(&text, "  --help, --version\n");
+  return text;
+}
+
+}  // namespace dflash

@@ -1,0 +1,60 @@
+// Command line flags of the programs: "--name value" or "--name=value". Strict: an unknown flag, a flag given
+// twice, a missing or bad value and a stray argument are errors that name the flag.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+
+namespace dflash {
+
+class FlagParser {
+ public:
+  // `program` and `summary` head the help text.
+  FlagParser(std::string program, std::string summary);
+
+  // Each registers one flag. `name` without dashes; `value` is how the help text calls its value; the target
+  // holds the default, is written by Parse() and must outlive it.
+  void Text(std::string name, std::string value, std::string help, std::string* target);
+  // A whole number in [min, max].
+  void Integer(std::string name, std::string value, std::string help, int64_t min, int64_t max,
+               int64_t* target);
+  // A finite number in [min, max].
+  void Number(std::string name, std::string value, std::string help, double min, double max, double* target);
+  // One of `choices`.
+  void Choice(std::string name, std::vector<std::string> choices, std::string help, std::string* target);
+
+  // What a command line asks for.
+  enum class Outcome { kRun, kHelp, kVersion };
+
+  // Reads the arguments after the program's name. "--help" and "--version" win over everything after them.
+  // InvalidArgument: the first thing wrong, naming the flag (and the nearest known name when it is unknown).
+  absl::Status Parse(int argc, const char* const* argv, Outcome* outcome);
+
+  // Was the flag on the command line?
+  bool Given(std::string_view name) const;
+
+  std::string Help() const;
+
+ private:
+  struct Flag {
+    std::string name;
+    std::string value;
+    std::string help;
+    std::string default_text;
+    std::function<absl::Status(const std::string&)> set;  // its error says what is wrong with the value
+    bool given = false;
+  };
+  void Add(Flag flag);
+  Flag* Find(std::string_view name);
+
+  std::string program_;
+  std::string summary_;
+  std::vector<Flag> flags_;
+};
+
+}  // namespace dflash

@@ -1,0 +1,91 @@
+#include "base/flag_parser.h"
+
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace dflash {
+namespace {
+
+using ::testing::HasSubstr;
+
+struct Parsed {
+  std::string text = "default";
+  int64_t integer = 7;
+  double number = 0.5;
+  std::string choice = "auto";
+  FlagParser::Outcome outcome = FlagParser::Outcome::kRun;
+  bool text_given = false;
+  absl::Status status;
+};
+
+Parsed Parse(std::vector<const char*> arguments) {
+  Parsed parsed;
+  FlagParser parser("program", "Does things.");
+  parser.Text("model", "DIR", "Where it lies.", &parsed.text);
+  parser.Integer("threads", "N", "How many.", 0, 64, &parsed.integer);
+  parser.Number("share", "X", "How much.", 0, 1, &parsed.number);
+  parser.Choice("backend", {"auto", "cpu"}, "Which.", &parsed.choice);
+  arguments.insert(arguments.begin(), "program");
+  parsed.status = parser.Parse(static_cast<int>(arguments.size()), arguments.data(), &parsed.outcome);
+  parsed.text_given = parser.Given("model");
+  return parsed;
+}
+
+TEST(FlagParser, ReadsBothForms) {
+  const Parsed parsed = Parse({"--model", "a=b", "--threads=8", "--share", "0.25", "--backend=cpu"});
+  ASSERT_TRUE(parsed.status.ok()) << parsed.status;
+  EXPECT_EQ(parsed.text, "a=b");
+  EXPECT_EQ(parsed.integer, 8);
+  EXPECT_EQ(parsed.number, 0.25);
+  EXPECT_EQ(parsed.choice, "cpu");
+  EXPECT_TRUE(parsed.text_given);
+}
+
+TEST(FlagParser, KeepsDefaults) {
+  const Parsed parsed = Parse({});
+  EXPECT_TRUE(parsed.status.ok());
+  EXPECT_EQ(parsed.text, "default");
+  EXPECT_EQ(parsed.integer, 7);
+  EXPECT_FALSE(parsed.text_given);
+}
+
+TEST(FlagParser, NamesWhatIsWrong) {
+  const struct {
+    std::vector<const char*> arguments;
+    const char* expected;
+  } cases[] = {
+      {{"--modle", "x"}, "unknown flag --modle (did you mean --model?)"},
+      {{"--something-else", "x"}, "unknown flag --something-else"},
+      {{"--model"}, "--model needs a value"},
+      {{"--model", "a", "--model", "b"}, "--model is given twice"},
+      {{"stray"}, "unexpected argument 'stray'"},
+      {{"-m", "x"}, "unexpected argument '-m'"},
+      {{"--threads", "65"}, "--threads must be a whole number from 0 to 64, not '65'"},
+      {{"--threads", "-1"}, "--threads must be"},
+      {{"--threads", "1x"}, "--threads must be"},
+      {{"--threads", "99999999999999999999"}, "--threads must be"},
+      {{"--threads="}, "--threads must be"},
+      {{"--share", "nan"}, "--share must be a number from 0 to 1, not 'nan'"},
+      {{"--share", "1.5"}, "--share must be"},
+      {{"--backend", "gpu"}, "--backend must be one of auto|cpu, not 'gpu'"},
+  };
+  for (const auto& c : cases) {
+    const Parsed parsed = Parse(c.arguments);
+    EXPECT_EQ(parsed.status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(parsed.status.message()), HasSubstr(c.expected));
+  }
+}
+
+TEST(FlagParser, HelpAndVersion) {
+  EXPECT_EQ(Parse({"--help", "--nonsense"}).outcome, FlagParser::Outcome::kHelp);
+  EXPECT_EQ(Parse({"--model", "x", "--version"}).outcome, FlagParser::Outcome::kVersion);
+  FlagParser parser("program", "Does things.");
+  int64_t threads = 3;
+  parser.Integer("threads", "N", "How many.", 0, 64, &threads);
+  EXPECT_THAT(parser.Help(), HasSubstr("--threads N\n      How many. (default 3)"));
+}
+
+}  // namespace
+}  // namespace dflash
