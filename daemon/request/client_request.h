@@ -1,0 +1,72 @@
+// A generation request as a client wrote it: nothing is checked yet, unset values are unset.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/time/time.h"
+
+namespace dflash {
+
+struct ToolCall {
+  std::string name;
+  std::string arguments_json;
+};
+
+struct ChatMessage {
+  std::string role;
+  std::string content;
+  std::optional<std::string> reasoning_content;
+  std::vector<ToolCall> tool_calls;
+};
+
+struct ChatPrompt {
+  std::vector<ChatMessage> messages;
+  bool add_generation_prompt = true;
+  std::optional<bool> enable_thinking;
+  std::optional<bool> preserve_thinking;
+  std::vector<std::string> tools_json;
+};
+
+struct TextPrompt {
+  std::string text;
+};
+
+struct TokenPrompt {
+  std::vector<uint32_t> ids;
+};
+
+using Prompt = std::variant<std::monostate, TextPrompt, TokenPrompt, ChatPrompt>;
+
+enum class SpeculationChoice : uint8_t { kServerDefault, kOff, kDFlash };
+
+struct ClientRequest {
+  std::string id;
+  std::string model;
+  Prompt prompt;
+  // Sampling.
+  std::optional<float> temperature;
+  std::optional<float> top_p;
+  std::optional<uint32_t> top_k;
+  std::optional<float> min_p;
+  std::optional<uint64_t> seed;
+  // Stopping.
+  std::optional<uint32_t> max_tokens;
+  std::vector<std::string> stop_strings;
+  std::vector<uint32_t> stop_token_ids;
+  bool ignore_eos = false;
+  // Output.
+  std::optional<bool> text;
+  bool special_tokens_in_text = false;
+  // Speculation.
+  SpeculationChoice speculation = SpeculationChoice::kServerDefault;
+  std::optional<uint32_t> max_draft_tokens;
+  bool strict_speculation = false;
+
+  absl::Time deadline = absl::InfiniteFuture();
+};
+
+}  // namespace dflash

@@ -1,0 +1,297 @@
+#include "daemon/routing/dispatcher.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/status.h"
+#include "daemon/request/request_error.h"
+#include "daemon/routing/choose_group.h"
+
+namespace dflash {
+namespace {
+
+absl::Status Unavailable(const std::string& reason, const std::string& text) {
+  return WithDetails(absl::UnavailableError(text),
+                     {.reason = reason, .field = "", .retry_after = {}, .metadata = {}});
+}
+
+absl::Status Lost(const std::string& why) {
+  return Unavailable("WORKER_LOST", absl::StrCat("the worker group is gone: ", why));
+}
+
+}  // namespace
+
+Dispatcher::Dispatcher(const QueueLimits& limits, absl::Time (*clock)()) : clock_(clock), queue_(limits) {}
+
+void Dispatcher::AddGroup(Group* group) {
+  absl::MutexLock lock(&mutex_);
+  members_.push_back(std::make_unique<Member>());
+  members_.back()->group = group;
+}
+
+void Dispatcher::SetServingCallback(std::function<void()> changed) {
+  absl::MutexLock lock(&mutex_);
+  serving_changed_ = std::move(changed);
+}
+
+void Dispatcher::ServingChanged() {
+  std::function<void()> changed;
+  {
+    absl::MutexLock lock(&mutex_);
+    changed = serving_changed_;
+  }
+  if (changed) changed();
+}
+
+absl::Status Dispatcher::CheckServing() const {
+  if (shut_down_) return Unavailable("DRAINING", "the server is going down");
+  std::string lost;
+  for (const auto& member : members_) {
+    if (member->state == GroupState::kReady) return absl::OkStatus();
+    if (member->state == GroupState::kLost) lost = member->why_lost;
+  }
+  for (const auto& member : members_) {
+    if (member->state == GroupState::kLoading) return Unavailable("NOT_READY", "the model is being loaded");
+  }
+  return Lost(lost);
+}
+
+absl::Status Dispatcher::Reserve(const std::string& id) {
+  absl::MutexLock lock(&mutex_);
+  DFLASH_RETURN_IF_ERROR(CheckServing());
+  if (reserved_.count(id) != 0 || key_of_id_.count(id) != 0) {
+    return WithDetails(
+        absl::AlreadyExistsError(absl::StrCat("request_id: '", id, "' is in use")),
+        {.reason = "DUPLICATE_REQUEST", .field = "request_id", .retry_after = {}, .metadata = {}});
+  }
+  DFLASH_RETURN_IF_ERROR(queue_.CheckRoom(static_cast<int64_t>(reserved_.size())));
+  reserved_.insert(id);
+  return absl::OkStatus();
+}
+
+void Dispatcher::Release(const std::string& id) {
+  absl::MutexLock lock(&mutex_);
+  DFLASH_CHECK(reserved_.erase(id) == 1);
+}
+
+absl::Status Dispatcher::Submit(const std::string& id, GroupRequest request,
+                                std::shared_ptr<OutputListener> listener) {
+  absl::MutexLock lock(&mutex_);
+  DFLASH_CHECK(reserved_.erase(id) == 1);
+  DFLASH_RETURN_IF_ERROR(CheckServing());
+  const std::string key = absl::StrCat(id, "/", next_key_++);
+  const auto prompt_tokens = static_cast<int64_t>(request.prompt_tokens.size());
+  DFLASH_RETURN_IF_ERROR(queue_.Push({key, prompt_tokens, clock_(), request.deadline}));
+  key_of_id_.emplace(id, key);
+  Live live;
+  live.id = id;
+  live.work = prompt_tokens + request.max_tokens;
+  live.request = std::move(request);
+  live.listener = std::move(listener);
+  live_.emplace(key, std::move(live));
+  Dispatch();
+  return absl::OkStatus();
+}
+
+void Dispatcher::Dispatch() {
+  while (queue_.size() > 0) {
+    std::vector<GroupSnapshot> snapshot;
+    for (const auto& member : members_) {
+      snapshot.push_back({member->state == GroupState::kReady, member->granted - member->submitted,
+                          member->outstanding_tokens});
+    }
+    const std::optional<size_t> chosen = ChooseGroup(snapshot);
+    if (!chosen.has_value()) return;
+    Member& member = *members_[*chosen];
+    const std::string key = queue_.Pop(clock_())->id;
+    Live& live = live_.at(key);
+    live.member = &member;
+    ++member.submitted;
+    ++member.running;
+    member.outstanding_tokens += live.work;
+    member.group->Submit(key, live.request);
+    live.request = GroupRequest();
+  }
+}
+
+Dispatcher::Listener Dispatcher::End(const std::string& key) {
+  const auto it = live_.find(key);
+  if (it == live_.end()) return nullptr;
+  Live live = std::move(it->second);
+  live_.erase(it);
+  const auto id = key_of_id_.find(live.id);
+  if (id != key_of_id_.end() && id->second == key) key_of_id_.erase(id);
+  if (live.member != nullptr) {
+    --live.member->running;
+    live.member->outstanding_tokens -= live.work;
+  }
+  return std::move(live.listener);
+}
+
+bool Dispatcher::Cancel(const std::string& id, const absl::Status& reason) {
+  Listener listener;
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto it = key_of_id_.find(id);
+    if (it == key_of_id_.end()) return false;
+    const std::string key = it->second;
+    Live& live = live_.at(key);
+    if (live.member == nullptr) {
+      queue_.Remove(key);
+      listener = End(key);
+    } else {
+      // The group's own word that it has let go is still to come; until then the request counts as running.
+      listener = std::move(live.listener);
+      live.listener = nullptr;
+      key_of_id_.erase(it);
+      live.member->group->Cancel(key, reason);
+    }
+  }
+  if (listener != nullptr) listener->OnFailed(reason);
+  return true;
+}
+
+void Dispatcher::ExpireWaiting() {
+  std::vector<Listener> expired;
+  {
+    absl::MutexLock lock(&mutex_);
+    for (const WaitingQueue::Entry& entry : queue_.TakeExpired(clock_())) expired.push_back(End(entry.id));
+  }
+  const absl::Status status =
+      WithDetails(absl::DeadlineExceededError("the deadline came while the request was waiting in the queue"),
+                  {.reason = "DEADLINE", .field = "", .retry_after = {}, .metadata = {{"phase", "queue"}}});
+  for (const Listener& listener : expired) listener->OnFailed(status);
+}
+
+void Dispatcher::ShutDown() {
+  std::vector<Listener> listeners;
+  const absl::Status status = Unavailable("DRAINING", "the server is going down");
+  {
+    absl::MutexLock lock(&mutex_);
+    if (shut_down_) return;
+    shut_down_ = true;
+    for (const WaitingQueue::Entry& entry : queue_.TakeAll()) listeners.push_back(End(entry.id));
+    for (auto& [key, live] : live_) {
+      if (live.listener == nullptr) continue;
+      listeners.push_back(std::move(live.listener));
+      live.listener = nullptr;
+      key_of_id_.erase(live.id);
+      live.member->group->Cancel(key, status);
+    }
+  }
+  for (const Listener& listener : listeners) listener->OnFailed(status);
+  ServingChanged();
+}
+
+absl::StatusOr<GroupInfo> Dispatcher::Info() const {
+  absl::MutexLock lock(&mutex_);
+  DFLASH_RETURN_IF_ERROR(CheckServing());
+  for (const auto& member : members_) {
+    if (member->state == GroupState::kReady) return member->info;
+  }
+  return absl::InternalError("no group is ready");
+}
+
+Dispatcher::Stats Dispatcher::GetStats() const {
+  absl::MutexLock lock(&mutex_);
+  Stats stats;
+  const absl::Status serving = CheckServing();
+  stats.serving = serving.ok();
+  stats.detail = std::string(serving.message());
+  stats.draining = shut_down_;
+  stats.waiting = queue_.size();
+  stats.waiting_prompt_tokens = queue_.prompt_tokens();
+  stats.oldest_waiting = queue_.OldestAge(clock_());
+  stats.limits = queue_.limits();
+  for (const auto& member : members_) {
+    stats.running += member->running;
+    stats.groups.push_back(
+        {member->group->name(), member->state, member->why_lost, member->running, member->info});
+  }
+  return stats;
+}
+
+Dispatcher::Member& Dispatcher::Find(Group* group) {
+  for (const auto& member : members_) {
+    if (member->group == group) return *member;
+  }
+  DFLASH_CHECK(false, "unknown group");
+  std::abort();
+}
+
+Dispatcher::Listener Dispatcher::ListenerOf(const std::string& key) const {
+  absl::MutexLock lock(&mutex_);
+  const auto it = live_.find(key);
+  return it == live_.end() ? nullptr : it->second.listener;
+}
+
+void Dispatcher::OnReady(Group* group, const GroupInfo& info) {
+  {
+    absl::MutexLock lock(&mutex_);
+    Member& member = Find(group);
+    if (member.state != GroupState::kLoading) return;
+    member.state = GroupState::kReady;
+    member.info = info;
+  }
+  ServingChanged();
+}
+
+void Dispatcher::OnCredits(Group* group, uint64_t granted_total) {
+  absl::MutexLock lock(&mutex_);
+  Member& member = Find(group);
+  if (granted_total > member.granted) member.granted = granted_total;
+  Dispatch();
+}
+
+void Dispatcher::OnStarted(Group*, const std::string& key, const StartedOutput& started) {
+  if (const Listener listener = ListenerOf(key)) listener->OnStarted(started);
+}
+
+void Dispatcher::OnTokens(Group*, const std::string& key, StepOutput output) {
+  if (const Listener listener = ListenerOf(key)) listener->OnTokens(std::move(output));
+}
+
+void Dispatcher::OnFinished(Group*, const std::string& key, const FinishedOutput& finished) {
+  Listener listener;
+  {
+    absl::MutexLock lock(&mutex_);
+    listener = End(key);
+  }
+  if (listener != nullptr) listener->OnFinished(finished);
+}
+
+void Dispatcher::OnFailed(Group*, const std::string& key, const absl::Status& status) {
+  Listener listener;
+  {
+    absl::MutexLock lock(&mutex_);
+    listener = End(key);
+  }
+  if (listener != nullptr) listener->OnFailed(status);
+}
+
+void Dispatcher::OnLost(Group* group, const std::string& why) {
+  std::vector<Listener> listeners;
+  {
+    absl::MutexLock lock(&mutex_);
+    Member& lost = Find(group);
+    if (lost.state == GroupState::kLost) return;
+    lost.state = GroupState::kLost;
+    lost.why_lost = why;
+    std::vector<std::string> keys;
+    for (const auto& [key, live] : live_) {
+      if (live.member == &lost) keys.push_back(key);
+    }
+    // What waits has nobody to wait for when no group is left or coming.
+    if (absl::Status serving = CheckServing(); DetailsOf(serving).reason == "WORKER_LOST" && !serving.ok()) {
+      for (const WaitingQueue::Entry& entry : queue_.TakeAll()) keys.push_back(entry.id);
+    }
+    for (const std::string& key : keys) listeners.push_back(End(key));
+  }
+  for (const Listener& listener : listeners) {
+    if (listener != nullptr) listener->OnFailed(Lost(why));
+  }
+  ServingChanged();
+}
+
+}  // namespace dflash

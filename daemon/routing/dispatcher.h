@@ -1,0 +1,127 @@
+// Between clients and worker groups: holds every request from acceptance to end, the waiting queue, and who
+// has which request.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "daemon/admission/waiting_queue.h"
+#include "daemon/request/group_request.h"
+#include "daemon/routing/group.h"
+
+namespace dflash {
+
+class Dispatcher final : public GroupEvents {
+ public:
+  enum class GroupState { kLoading, kReady, kLost };
+
+  struct GroupStats {
+    std::string name;
+    GroupState state = GroupState::kLoading;
+    std::string why_lost;
+    int64_t running = 0;
+    GroupInfo info;  // when it has been ready
+  };
+  struct Stats {
+    bool serving = false;
+    bool draining = false;
+    std::string detail;  // why it does not serve
+    int64_t running = 0;
+    int64_t waiting = 0;
+    int64_t waiting_prompt_tokens = 0;
+    absl::Duration oldest_waiting;
+    QueueLimits limits;
+    std::vector<GroupStats> groups;
+  };
+
+  // `clock` tells the time, from any thread.
+  Dispatcher(const QueueLimits& limits, absl::Time (*clock)());
+
+  // Registers a group, which is not owned and must outlive the last call to this object.
+  void AddGroup(Group* group);
+
+  // Claims `id` and a place in the queue before the work of preparing the request is done. AlreadyExists: a
+  // request with this id has not ended. ResourceExhausted: the queue is full. Unavailable: loading, no group
+  // left, draining. After OK exactly one of Release and Submit must follow.
+  absl::Status Reserve(const std::string& id);
+  void Release(const std::string& id);
+  // Queues a prepared request, or hands it to a group at once. Errors as Reserve; the listener is then not
+  // called.
+  absl::Status Submit(const std::string& id, GroupRequest request, std::shared_ptr<OutputListener> listener);
+  // Ends a queued or running request: its listener gets OnFailed(reason) before this returns, its id is free,
+  // and its group lets go of it within one step. False when there is no such request (reserved ones do not
+  // count).
+  bool Cancel(const std::string& id, const absl::Status& reason);
+
+  // Fails queued requests whose deadline has come. Call it several times a second.
+  void ExpireWaiting();
+  // From now on refuses new requests, and fails those that wait or run.
+  void ShutDown();
+
+  // What the first ready group is; Unavailable when none is.
+  absl::StatusOr<GroupInfo> Info() const;
+  Stats GetStats() const;
+
+  // Calls `changed` (from any thread, without locks of this object) whenever Stats.serving may have changed.
+  void SetServingCallback(std::function<void()> changed);
+
+  void OnReady(Group* group, const GroupInfo& info) override;
+  void OnCredits(Group* group, uint64_t granted_total) override;
+  void OnStarted(Group* group, const std::string& key, const StartedOutput& started) override;
+  void OnTokens(Group* group, const std::string& key, StepOutput output) override;
+  void OnFinished(Group* group, const std::string& key, const FinishedOutput& finished) override;
+  void OnFailed(Group* group, const std::string& key, const absl::Status& status) override;
+  void OnLost(Group* group, const std::string& why) override;
+
+ private:
+  using Listener = std::shared_ptr<OutputListener>;
+  struct Member {
+    Group* group = nullptr;
+    GroupState state = GroupState::kLoading;
+    std::string why_lost;
+    GroupInfo info;
+    uint64_t granted = 0;
+    uint64_t submitted = 0;
+    int64_t running = 0;
+    int64_t outstanding_tokens = 0;
+  };
+  struct Live {
+    std::string id;
+    GroupRequest request;  // its prompt is dropped once a group has it
+    Listener listener;     // null when the client has been told the end
+    Member* member = nullptr;
+    int64_t work = 0;  // tokens
+  };
+
+  absl::Status CheckServing() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Dispatch() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Member& Find(Group* group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Forgets a request that has ended and returns whom to tell, if anybody.
+  Listener End(const std::string& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Listener ListenerOf(const std::string& key) const;
+  void ServingChanged();
+
+  absl::Time (*const clock_)();
+  mutable absl::Mutex mutex_;
+  std::function<void()> serving_changed_ ABSL_GUARDED_BY(mutex_);
+  WaitingQueue queue_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::unique_ptr<Member>> members_ ABSL_GUARDED_BY(mutex_);
+  bool shut_down_ ABSL_GUARDED_BY(mutex_) = false;
+  uint64_t next_key_ ABSL_GUARDED_BY(mutex_) = 1;
+  std::set<std::string> reserved_ ABSL_GUARDED_BY(mutex_);
+  // Ids that a client may not use again yet, with their keys. A key is what queue and groups know a request
+  // by: an id may be used again while its group still winds the old request down.
+  std::unordered_map<std::string, std::string> key_of_id_ ABSL_GUARDED_BY(mutex_);
+  std::unordered_map<std::string, Live> live_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace dflash

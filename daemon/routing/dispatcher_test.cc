@@ -1,0 +1,235 @@
+#include "daemon/routing/dispatcher.h"
+
+#include <algorithm>
+#include <atomic>
+
+#include "daemon/request/request_error.h"
+#include "daemon/routing/choose_group.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace dflash {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+std::atomic<int64_t> now_seconds{1000};
+absl::Time Now() { return absl::FromUnixSeconds(now_seconds); }
+
+// Remembers what it is asked to do.
+class FakeGroup : public Group {
+ public:
+  const std::string& name() const override { return name_; }
+  void Submit(const std::string& key, const GroupRequest& request) override {
+    submitted.push_back(key);
+    prompts.push_back(static_cast<int64_t>(request.prompt_tokens.size()));
+  }
+  void Cancel(const std::string& key, const absl::Status&) override { cancelled.push_back(key); }
+  std::vector<std::string> submitted;
+  std::vector<int64_t> prompts;
+  std::vector<std::string> cancelled;
+
+ private:
+  std::string name_ = "0";
+};
+
+struct Recorder : OutputListener {
+  void OnStarted(const StartedOutput&) override { ++started; }
+  void OnTokens(StepOutput output) override {
+    tokens.insert(tokens.end(), output.tokens.begin(), output.tokens.end());
+  }
+  void OnFinished(const FinishedOutput&) override { ++finished; }
+  void OnFailed(const absl::Status& status) override {
+    ++failed;
+    error = status;
+  }
+  int started = 0;
+  int finished = 0;
+  int failed = 0;
+  absl::Status error;
+  std::vector<int32_t> tokens;
+};
+
+class DispatcherTest : public ::testing::Test {
+ protected:
+  DispatcherTest() { dispatcher_.AddGroup(&group_); }
+
+  void Ready(uint64_t credits) {
+    dispatcher_.OnReady(&group_, GroupInfo());
+    dispatcher_.OnCredits(&group_, credits);
+  }
+  // Reserves and submits; the recorder of the request.
+  std::shared_ptr<Recorder> Submit(const std::string& id, int64_t tokens = 3,
+                                   absl::Time deadline = absl::InfiniteFuture()) {
+    auto recorder = std::make_shared<Recorder>();
+    absl::Status status = dispatcher_.Reserve(id);
+    if (status.ok()) {
+      GroupRequest request;
+      request.prompt_tokens.assign(static_cast<size_t>(tokens), 1);
+      request.max_tokens = 10;
+      request.deadline = deadline;
+      status = dispatcher_.Submit(id, std::move(request), recorder);
+    }
+    recorder->error = status;
+    return recorder;
+  }
+
+  FakeGroup group_;
+  Dispatcher dispatcher_{{.max_requests = 2, .max_prompt_tokens = 100}, &Now};
+};
+
+TEST_F(DispatcherTest, RefusesWhileLoading) {
+  const absl::Status status = Submit("a")->error;
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(DetailsOf(status).reason, "NOT_READY");
+  EXPECT_FALSE(dispatcher_.GetStats().serving);
+  EXPECT_FALSE(dispatcher_.Info().ok());
+}
+
+TEST_F(DispatcherTest, CreditsBoundWhatAGroupGets) {
+  Ready(2);
+  const auto a = Submit("a");
+  const auto b = Submit("b");
+  const auto c = Submit("c");
+  const auto d = Submit("d", 5);
+  EXPECT_THAT(group_.submitted, ElementsAre("a/1", "b/2"));
+  EXPECT_EQ(Submit("e")->error.code(), absl::StatusCode::kResourceExhausted);
+  Dispatcher::Stats stats = dispatcher_.GetStats();
+  EXPECT_EQ(stats.running, 2);
+  EXPECT_EQ(stats.waiting, 2);
+  EXPECT_EQ(stats.waiting_prompt_tokens, 8);
+
+  dispatcher_.OnStarted(&group_, "a/1", {});
+  dispatcher_.OnTokens(&group_, "a/1", {{7, 8}, "x", {}});
+  dispatcher_.OnFinished(&group_, "a/1", {});
+  EXPECT_EQ(a->started, 1);
+  EXPECT_THAT(a->tokens, ElementsAre(7, 8));
+  EXPECT_EQ(a->finished, 1);
+  EXPECT_EQ(group_.submitted.size(), 2u) << "the end of a request is no credit";
+  dispatcher_.OnCredits(&group_, 3);
+  EXPECT_THAT(group_.submitted, ElementsAre("a/1", "b/2", "c/3"));
+  EXPECT_THAT(group_.prompts, ElementsAre(3, 3, 3));
+}
+
+TEST_F(DispatcherTest, IdsAreUniqueWhileTheyLive) {
+  Ready(1);
+  const auto a = Submit("a");
+  EXPECT_TRUE(a->error.ok());
+  const absl::Status again = Submit("a")->error;
+  EXPECT_EQ(again.code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_THAT(std::string(again.message()), HasSubstr("request_id: 'a'"));
+  dispatcher_.OnFinished(&group_, "a/1", {});
+  EXPECT_TRUE(Submit("a")->error.ok());
+  ASSERT_TRUE(dispatcher_.Reserve("b").ok());
+  EXPECT_EQ(dispatcher_.Reserve("b").code(), absl::StatusCode::kAlreadyExists);
+  dispatcher_.Release("b");
+  EXPECT_TRUE(dispatcher_.Reserve("b").ok());
+}
+
+TEST_F(DispatcherTest, ReservationsCountAgainstTheQueue) {
+  Ready(0);
+  ASSERT_TRUE(dispatcher_.Reserve("a").ok());
+  ASSERT_TRUE(dispatcher_.Reserve("b").ok());
+  EXPECT_EQ(dispatcher_.Reserve("c").code(), absl::StatusCode::kResourceExhausted);
+  dispatcher_.Release("a");
+  EXPECT_TRUE(dispatcher_.Reserve("c").ok());
+}
+
+TEST_F(DispatcherTest, CancelWhileWaiting) {
+  Ready(0);
+  const auto a = Submit("a");
+  EXPECT_TRUE(dispatcher_.Cancel("a", absl::CancelledError("client")));
+  EXPECT_EQ(a->error.code(), absl::StatusCode::kCancelled);
+  EXPECT_EQ(a->failed, 1);
+  EXPECT_FALSE(dispatcher_.Cancel("a", absl::CancelledError("client")));
+  dispatcher_.OnCredits(&group_, 5);
+  EXPECT_THAT(group_.submitted, IsEmpty());
+  EXPECT_THAT(group_.cancelled, IsEmpty());
+}
+
+TEST_F(DispatcherTest, CancelWhileRunning) {
+  Ready(1);
+  const auto a = Submit("a");
+  EXPECT_TRUE(dispatcher_.Cancel("a", absl::CancelledError("client")));
+  EXPECT_THAT(group_.cancelled, ElementsAre("a/1"));
+  EXPECT_EQ(a->failed, 1);
+  // The id is free at once, the place when the group says so; late output goes nowhere.
+  EXPECT_EQ(dispatcher_.GetStats().running, 1);
+  const auto again = Submit("a");
+  EXPECT_TRUE(again->error.ok());
+  dispatcher_.OnTokens(&group_, "a/1", {{7}, "", {}});
+  dispatcher_.OnFailed(&group_, "a/1", absl::CancelledError("client"));
+  EXPECT_THAT(a->tokens, IsEmpty());
+  EXPECT_EQ(a->failed, 1);
+  EXPECT_EQ(dispatcher_.GetStats().running, 0);
+  dispatcher_.OnCredits(&group_, 2);
+  EXPECT_THAT(group_.submitted, ElementsAre("a/1", "a/2"));
+  dispatcher_.OnFinished(&group_, "a/2", {});
+  EXPECT_EQ(again->finished, 1);
+}
+
+TEST_F(DispatcherTest, DeadlineInTheQueue) {
+  Ready(0);
+  const auto a = Submit("a", 3, Now() + absl::Seconds(10));
+  const auto b = Submit("b");
+  dispatcher_.ExpireWaiting();
+  EXPECT_EQ(a->failed, 0);
+  now_seconds += 10;
+  dispatcher_.ExpireWaiting();
+  EXPECT_EQ(a->failed, 1);
+  EXPECT_EQ(a->error.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(b->failed, 0);
+  EXPECT_EQ(dispatcher_.GetStats().oldest_waiting, absl::Seconds(10));
+}
+
+TEST_F(DispatcherTest, LostGroupFailsEverything) {
+  int changes = 0;
+  dispatcher_.SetServingCallback([&] { ++changes; });
+  Ready(1);
+  const auto running = Submit("a");
+  const auto waiting = Submit("b");
+  EXPECT_EQ(changes, 1);
+  dispatcher_.OnLost(&group_, "exited with code 1");
+  dispatcher_.OnLost(&group_, "second report");
+  EXPECT_EQ(changes, 2);
+  for (const auto& request : {running, waiting}) {
+    EXPECT_EQ(request->failed, 1);
+    EXPECT_EQ(request->error.code(), absl::StatusCode::kUnavailable);
+    EXPECT_EQ(DetailsOf(request->error).reason, "WORKER_LOST");
+    EXPECT_THAT(std::string(request->error.message()), HasSubstr("exited with code 1"));
+  }
+  const absl::Status next = Submit("c")->error;
+  EXPECT_EQ(next.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(next.message()), HasSubstr("exited with code 1"));
+  const Dispatcher::Stats stats = dispatcher_.GetStats();
+  EXPECT_FALSE(stats.serving);
+  EXPECT_EQ(stats.running, 0);
+  EXPECT_EQ(stats.waiting, 0);
+  EXPECT_EQ(stats.groups[0].why_lost, "exited with code 1");
+}
+
+TEST_F(DispatcherTest, ShutDownFailsEverything) {
+  Ready(1);
+  const auto running = Submit("a");
+  const auto waiting = Submit("b");
+  dispatcher_.ShutDown();
+  EXPECT_EQ(DetailsOf(running->error).reason, "DRAINING");
+  EXPECT_EQ(DetailsOf(waiting->error).reason, "DRAINING");
+  EXPECT_THAT(group_.cancelled, ElementsAre("a/1"));
+  EXPECT_EQ(DetailsOf(Submit("c")->error).reason, "DRAINING");
+  dispatcher_.OnFailed(&group_, "a/1", absl::UnavailableError("x"));
+  EXPECT_EQ(dispatcher_.GetStats().running, 0);
+  EXPECT_EQ(running->failed, 1);
+}
+
+TEST(ChooseGroup, LeastWorkAmongThoseThatTakeRequests) {
+  EXPECT_EQ(ChooseGroup({}), std::nullopt);
+  EXPECT_EQ(ChooseGroup({{true, 0, 0}, {false, 5, 0}}), std::nullopt);
+  EXPECT_EQ(ChooseGroup({{true, 1, 50}, {true, 1, 20}, {true, 0, 1}, {false, 9, 0}}), 1u);
+  EXPECT_EQ(ChooseGroup({{true, 1, 20}, {true, 9, 20}}), 0u);
+}
+
+}  // namespace
+}  // namespace dflash
