@@ -3,32 +3,13 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <numeric>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/check.h"
+#include "base/json_object.h"
 
 namespace dflash {
-namespace {
-
-// Levenshtein distance; names are short.
-size_t Distance(std::string_view a, std::string_view b) {
-  std::vector<size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), size_t{0});
-  for (size_t i = 1; i <= a.size(); ++i) {
-    size_t diagonal = row[0];
-    row[0] = i;
-    for (size_t j = 1; j <= b.size(); ++j) {
-      const size_t substitution = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-      diagonal = row[j];
-      row[j] = std::min({row[j] + 1, row[j - 1] + 1, substitution});
-    }
-  }
-  return row[b.size()];
-}
-
-}  // namespace
 
 FlagParser::FlagParser(std::string program, std::string summary)
     : program_(std::move(program)), summary_(std::move(summary)) {}
@@ -120,12 +101,10 @@ absl::Status FlagParser::Parse(int argc, const char* const* argv, Outcome* outco
     Flag* flag = Find(name);
     if (flag == nullptr) {
       std::string text = absl::StrCat("unknown flag --", name);
-      const auto nearest = std::min_element(flags_.begin(), flags_.end(), [&](const Flag& a, const Flag& b) {
-        return Distance(a.name, name) < Distance(b.name, name);
-      });
-      if (nearest != flags_.end() && Distance(nearest->name, name) <= 3) {
-        absl::StrAppend(&text, " (did you mean --", nearest->name, "?)");
-      }
+      std::vector<std::string> names;
+      for (const Flag& known : flags_) names.push_back(known.name);
+      const std::string nearest = NearestName(name, names);
+      if (!nearest.empty()) absl::StrAppend(&text, " (did you mean --", nearest, "?)");
       return absl::InvalidArgumentError(text);
     }
     if (flag->given) return absl::InvalidArgumentError(absl::StrCat("--", name, " is given twice"));
