@@ -8,7 +8,8 @@
 #include "kernels/device/cpu/tile_product.h"
 #include "kernels/elementary/elementary.h"
 
-namespace dflash::DFLASH_SIMD_NAMESPACE {
+namespace dflash {
+namespace DFLASH_SIMD_NAMESPACE {
 
 // The part of a query's range that lies in a block, relative to the block.
 struct KeyRange {
@@ -149,4 +150,8 @@ static void Attend(const AttentionTask& task) {
   }
 }
 
-}  // namespace dflash::DFLASH_SIMD_NAMESPACE
+}  // namespace DFLASH_SIMD_NAMESPACE
+
+void DFLASH_SIMD_NAME(Attend)(const AttentionTask& task) { DFLASH_SIMD_NAMESPACE::Attend(task); }
+
+}  // namespace dflash

@@ -1,4 +1,3 @@
-#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <vector>
@@ -7,8 +6,9 @@
 #include "base/status.h"
 #include "kernels/batch/segments_cpu.h"
 #include "kernels/causal_conv/causal_conv.h"
+#include "kernels/causal_conv/causal_conv_cpu.h"
+#include "kernels/device/cpu/instruction_set.h"
 #include "kernels/device/cpu/thread_pool.h"
-#include "kernels/elementary/elementary.h"
 
 namespace dflash {
 namespace {
@@ -37,24 +37,28 @@ absl::Status CausalConv(ConstMatrixView x, ConstMatrixView w, SegmentList segmen
                                                    y.rows, "x", y.cols, " for ", state.taps, " taps"));
   }
   const int64_t taps = state.taps, history = taps - 1;
+  const auto convolve = ForCurrentInstructionSet(ConvolveRowScalar, ConvolveRowAvx2, ConvolveRowAvx512);
   ParallelFor(stream, state.channels, 64, [&](int64_t begin, int64_t end) {
+    const int64_t channels = end - begin;
+    std::vector<float> by_tap(static_cast<size_t>(taps * channels));
+    for (int64_t c = 0; c < channels; ++c) {
+      for (int64_t j = 0; j < taps; ++j) {
+        by_tap[static_cast<size_t>(j * channels + c)] = w.dtype == DType::kF32
+                                                            ? w.Row<float>(begin + c)[j]
+                                                            : static_cast<float>(w.Row<bf16>(begin + c)[j]);
+      }
+    }
+    std::vector<const float*> inputs(static_cast<size_t>(taps));
     for (int64_t i = 0; i < segments.count; ++i) {
       const Segment& segment = segments.data[i];
       const float* past = static_cast<const float*>(state.data) + segment.slot * history * state.channels;
       for (int64_t t = 0; t < segment.row_count; ++t) {
-        float* out = y.Row<float>(segment.first_row + t);
-        for (int64_t c = begin; c < end; ++c) {
-          float sum = 0;
-          for (int64_t j = 0; j < taps; ++j) {
-            const int64_t row = t - history + j;
-            const float input = row < 0 ? past[(row + history) * state.channels + c]
-                                        : x.Row<float>(segment.first_row + row)[c];
-            const float weight =
-                w.dtype == DType::kF32 ? w.Row<float>(c)[j] : static_cast<float>(w.Row<bf16>(c)[j]);
-            sum = std::fma(weight, input, sum);
-          }
-          out[c] = SiluF32(sum);
+        for (int64_t j = 0; j < taps; ++j) {
+          const int64_t row = t - history + j;
+          inputs[static_cast<size_t>(j)] = begin + (row < 0 ? past + (row + history) * state.channels
+                                                            : x.Row<float>(segment.first_row + row));
         }
+        convolve(by_tap.data(), inputs.data(), taps, channels, y.Row<float>(segment.first_row + t) + begin);
       }
     }
   });

@@ -6,14 +6,14 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "kernels/batch/segments_cpu.h"
+#include "kernels/device/cpu/instruction_set.h"
 #include "kernels/device/cpu/thread_pool.h"
 #include "kernels/elementary/elementary.h"
 #include "kernels/gated_delta_net/gated_delta_net.h"
+#include "kernels/gated_delta_net/gated_delta_net_cpu.h"
 
 namespace dflash {
 namespace {
-
-constexpr int64_t kChunk = kPageTokens;
 
 absl::Status CheckShape(const char* operation, const GatedDeltaNetShape& shape) {
   if (shape.key_heads < 1 || shape.value_heads < 1 || shape.value_heads % shape.key_heads != 0 ||
@@ -72,49 +72,81 @@ Record RecordAt(const GatedDeltaNetShape& shape, const GatedDeltaNetState& state
   return {base, c, c + shape.value_heads * shape.value_dim};
 }
 
-float Dot(const float* a, const float* b, int64_t size) {
-  float sum = 0;
-  for (int64_t d = 0; d < size; ++d) sum = std::fma(a[d], b[d], sum);
-  return sum;
+const DeltaKernels& Kernels() {
+  return ForCurrentInstructionSet(kDeltaKernelsScalar, kDeltaKernelsAvx2, kDeltaKernelsAvx512);
 }
 
-void L2Norm(const float* x, int64_t size, float scale, float* y) {
-  const float factor = scale / std::sqrt(Dot(x, x, size) + 1e-6f);
-  for (int64_t d = 0; d < size; ++d) y[d] = x[d] * factor;
-}
+// What all value heads of a row need, computed once: normalized q and k, gates.
+struct PreparedRows {
+  std::vector<float> q, k;            // [rows, key_heads * key_dim]
+  std::vector<float> key_query;       // [rows, key_heads]
+  std::vector<float> g, beta, decay;  // [rows, value_heads]
+};
 
-// The gates of one row and value head.
-float Beta(const GatedDeltaNetInput& input, int64_t row, int64_t head) {
-  return SigmoidF32(input.beta.Row<float>(row)[head]);
-}
-float LogDecay(const GatedDeltaNetInput& input, int64_t row, int64_t head) {
-  return -ExpF32(input.a_log[head]) * SoftplusF32(input.decay.Row<float>(row)[head] + input.dt_bias[head]);
-}
-
-// S <- decay S + k c'
-void Update(const float* k, const float* c, float decay, int64_t key_dim, int64_t value_dim, float* S) {
-  for (int64_t d = 0; d < key_dim; ++d, S += value_dim) {
-    for (int64_t e = 0; e < value_dim; ++e) S[e] = std::fma(k[d], c[e], decay * S[e]);
+// Of the rows of all segments; the others stay zero. q and k of a row are made by one part of the loop each.
+PreparedRows Prepare(const GatedDeltaNetShape& shape, const GatedDeltaNetInput& input, SegmentList segments,
+                     const Stream& stream) {
+  const int64_t key_cols = shape.key_heads * shape.key_dim;
+  PreparedRows prepared;
+  prepared.q.resize(static_cast<size_t>(input.qkv.rows * key_cols));
+  prepared.k.resize(prepared.q.size());
+  prepared.key_query.resize(static_cast<size_t>(input.qkv.rows * shape.key_heads));
+  prepared.g.resize(static_cast<size_t>(input.qkv.rows * shape.value_heads));
+  prepared.beta.resize(prepared.g.size());
+  prepared.decay.resize(prepared.g.size());
+  const DeltaKernels& kernels = Kernels();
+  const float scale = 1.0f / std::sqrt(static_cast<float>(shape.key_dim));
+  for (int64_t i = 0; i < segments.count; ++i) {
+    const Segment& segment = segments.data[i];
+    ParallelFor(stream, segment.row_count, 4, [&](int64_t begin, int64_t end) {
+      for (int64_t row = segment.first_row + begin; row < segment.first_row + end; ++row) {
+        const float* qkv = input.qkv.Row<float>(row);
+        for (int64_t head = 0; head < shape.key_heads; ++head) {
+          float* q = prepared.q.data() + row * key_cols + head * shape.key_dim;
+          float* k = prepared.k.data() + row * key_cols + head * shape.key_dim;
+          kernels.l2_norm(qkv + head * shape.key_dim, shape.key_dim, scale, q);
+          kernels.l2_norm(qkv + key_cols + head * shape.key_dim, shape.key_dim, 1, k);
+          prepared.key_query[static_cast<size_t>(row * shape.key_heads + head)] =
+              kernels.dot(k, q, shape.key_dim);
+        }
+        kernels.gates({.a = input.decay.Row<float>(row),
+                       .b = input.beta.Row<float>(row),
+                       .a_log = input.a_log,
+                       .dt_bias = input.dt_bias,
+                       .heads = shape.value_heads,
+                       .g = prepared.g.data() + row * shape.value_heads,
+                       .beta = prepared.beta.data() + row * shape.value_heads,
+                       .decay = prepared.decay.data() + row * shape.value_heads});
+      }
+    });
   }
+  return prepared;
 }
 
-// out = S'x
-void Read(const float* S, const float* x, int64_t key_dim, int64_t value_dim, float* out) {
-  std::fill_n(out, value_dim, 0.0f);
-  for (int64_t d = 0; d < key_dim; ++d, S += value_dim) {
-    for (int64_t e = 0; e < value_dim; ++e) out[e] = std::fma(x[d], S[e], out[e]);
-  }
-}
-
-void FoldHead(const GatedDeltaNetShape& shape, const PendingRecords& pending, const GatedDeltaNetState& state,
-              int64_t slot, int64_t head) {
-  float* S = state.states + (slot * shape.value_heads + head) * shape.key_dim * shape.value_dim;
+// The records of one value head that are still to be folded into its state.
+void CollectRecords(const GatedDeltaNetShape& shape, const PendingRecords& pending,
+                    const GatedDeltaNetState& state, int64_t slot, int64_t head,
+                    std::vector<DeltaRecord>& records) {
   const int64_t key_head = head / (shape.value_heads / shape.key_heads);
+  records.clear();
   for (int64_t r = 0; r < pending.count[slot]; ++r) {
     const Record record = RecordAt(shape, state, slot, pending.buffer[slot], r);
-    Update(record.k + key_head * shape.key_dim, record.c + head * shape.value_dim, ExpF32(record.g[head]),
-           shape.key_dim, shape.value_dim, S);
+    records.push_back(
+        {record.k + key_head * shape.key_dim, record.c + head * shape.value_dim, ExpF32(record.g[head])});
   }
+}
+
+DeltaVerifyTask TaskOf(const GatedDeltaNetShape& shape, const GatedDeltaNetState& state, int64_t slot,
+                       int64_t head, const std::vector<DeltaRecord>& records,
+                       const std::vector<DeltaRow>& rows, std::vector<float>& scratch) {
+  return {.key_dim = shape.key_dim,
+          .value_dim = shape.value_dim,
+          .S = state.states + (slot * shape.value_heads + head) * shape.key_dim * shape.value_dim,
+          .records = records.data(),
+          .record_count = static_cast<int64_t>(records.size()),
+          .rows = rows.data(),
+          .row_count = static_cast<int64_t>(rows.size()),
+          .scratch = scratch.data()};
 }
 
 }  // namespace
@@ -132,45 +164,37 @@ absl::Status GatedDeltaNetVerify(const GatedDeltaNetShape& shape, const GatedDel
                                                      state.max_rows));
     }
   }
-  const int64_t key_dim = shape.key_dim, value_dim = shape.value_dim;
-  const int64_t group = shape.value_heads / shape.key_heads;
-  ParallelFor(stream, segments.count * shape.key_heads, 1, [&](int64_t begin, int64_t end) {
-    std::vector<float> q(static_cast<size_t>(key_dim)), S(static_cast<size_t>(key_dim * value_dim));
-    std::vector<float> seen(static_cast<size_t>(value_dim));
+  const PreparedRows prepared = Prepare(shape, input, segments, stream);
+  const int64_t key_cols = shape.key_heads * shape.key_dim, group = shape.value_heads / shape.key_heads;
+  const DeltaKernels& kernels = Kernels();
+  ParallelFor(stream, segments.count * shape.value_heads, 1, [&](int64_t begin, int64_t end) {
+    std::vector<DeltaRecord> records;
+    std::vector<DeltaRow> rows;
+    std::vector<float> scratch(static_cast<size_t>(DeltaVerifyScratchFloats(shape.key_dim)));
     for (int64_t item = begin; item < end; ++item) {
-      const Segment& segment = segments.data[item / shape.key_heads];
-      const int64_t key_head = item % shape.key_heads;
+      const Segment& segment = segments.data[item / shape.value_heads];
+      const int64_t head = item % shape.value_heads, key_head = head / group;
       const int64_t fresh = 1 - pending.buffer[segment.slot];
+      rows.clear();
       for (int64_t t = 0; t < segment.row_count; ++t) {
-        const float* k = input.qkv.Row<float>(segment.first_row + t) + (shape.key_heads + key_head) * key_dim;
-        L2Norm(k, key_dim, 1, RecordAt(shape, state, segment.slot, fresh, t).k + key_head * key_dim);
+        const int64_t row = segment.first_row + t;
+        const Record record = RecordAt(shape, state, segment.slot, fresh, t);
+        const float* k = prepared.k.data() + row * key_cols + key_head * shape.key_dim;
+        const auto gate = static_cast<size_t>(row * shape.value_heads + head);
+        if (head % group == 0) std::copy_n(k, shape.key_dim, record.k + key_head * shape.key_dim);
+        record.g[head] = prepared.g[gate];
+        rows.push_back(
+            {.q = prepared.q.data() + row * key_cols + key_head * shape.key_dim,
+             .k = k,
+             .v = input.qkv.Row<float>(row) + 2 * key_cols + head * shape.value_dim,
+             .key_query = prepared.key_query[static_cast<size_t>(row * shape.key_heads + key_head)],
+             .beta = prepared.beta[gate],
+             .decay = prepared.decay[gate],
+             .c = record.c + head * shape.value_dim,
+             .o = o.Row<float>(row) + head * shape.value_dim});
       }
-      for (int64_t head = key_head * group; head < (key_head + 1) * group; ++head) {
-        FoldHead(shape, pending, state, segment.slot, head);
-        const float* committed =
-            state.states + (segment.slot * shape.value_heads + head) * key_dim * value_dim;
-        std::copy_n(committed, key_dim * value_dim, S.data());
-        for (int64_t t = 0; t < segment.row_count; ++t) {
-          const int64_t row = segment.first_row + t;
-          const Record record = RecordAt(shape, state, segment.slot, fresh, t);
-          const float* qkv = input.qkv.Row<float>(row);
-          L2Norm(qkv + key_head * key_dim, key_dim, 1.0f / std::sqrt(static_cast<float>(key_dim)), q.data());
-          const float* k = record.k + key_head * key_dim;
-          const float* v = qkv + 2 * shape.key_heads * key_dim + head * value_dim;
-          float* c = record.c + head * value_dim;
-          float* out = o.Row<float>(row) + head * value_dim;
-          const float g = LogDecay(input, row, head);
-          const float decay = ExpF32(g), beta = Beta(input, row, head), kq = Dot(k, q.data(), key_dim);
-          record.g[head] = g;
-          Read(S.data(), k, key_dim, value_dim, seen.data());
-          Read(S.data(), q.data(), key_dim, value_dim, out);
-          for (int64_t e = 0; e < value_dim; ++e) {
-            c[e] = beta * std::fma(-decay, seen[static_cast<size_t>(e)], v[e]);
-            out[e] = std::fma(kq, c[e], decay * out[e]);
-          }
-          if (t + 1 < segment.row_count) Update(k, c, decay, key_dim, value_dim, S.data());
-        }
-      }
+      CollectRecords(shape, pending, state, segment.slot, head, records);
+      kernels.verify(TaskOf(shape, state, segment.slot, head, records, rows, scratch));
     }
   });
   return absl::OkStatus();
@@ -180,76 +204,36 @@ absl::Status GatedDeltaNetPrefill(const GatedDeltaNetShape& shape, const GatedDe
                                   SegmentList segments, const GatedDeltaNetState& state, MatrixView o,
                                   const Stream& stream) {
   DFLASH_RETURN_IF_ERROR(CheckInput("GatedDeltaNetPrefill", shape, input, segments, state, o));
-  const int64_t key_dim = shape.key_dim, value_dim = shape.value_dim;
-  const int64_t group = shape.value_heads / shape.key_heads;
+  const PreparedRows prepared = Prepare(shape, input, segments, stream);
+  const int64_t key_cols = shape.key_heads * shape.key_dim, group = shape.value_heads / shape.key_heads;
+  const DeltaKernels& kernels = Kernels();
   ParallelFor(stream, segments.count * shape.key_heads, 1, [&](int64_t begin, int64_t end) {
-    std::vector<float> q(static_cast<size_t>(kChunk * key_dim)), k(q.size());
-    std::vector<float> kk(static_cast<size_t>(kChunk * kChunk)), qk(kk.size());
-    std::vector<float> delta(static_cast<size_t>(kChunk * value_dim)), seen(static_cast<size_t>(value_dim));
-    float decay_sum[kChunk] = {};
+    std::vector<float> scratch(static_cast<size_t>(DeltaChunkScratchFloats(shape.key_dim, shape.value_dim)));
     for (int64_t item = begin; item < end; ++item) {
       const Segment& segment = segments.data[item / shape.key_heads];
-      const int64_t key_head = item % shape.key_heads;
+      const int64_t key_head = item % shape.key_heads, head = key_head * group;
       for (int64_t first = 0; first < segment.row_count;) {
-        const int64_t in_cell = kChunk - (segment.start_position + first) % kChunk;
-        const int64_t C = std::min<int64_t>(in_cell, segment.row_count - first);
-        const int64_t row0 = segment.first_row + first;
-        for (int64_t i = 0; i < C; ++i) {
-          const float* qkv = input.qkv.Row<float>(row0 + i);
-          float* qi = q.data() + i * key_dim;
-          float* ki = k.data() + i * key_dim;
-          L2Norm(qkv + key_head * key_dim, key_dim, 1.0f / std::sqrt(static_cast<float>(key_dim)), qi);
-          L2Norm(qkv + (shape.key_heads + key_head) * key_dim, key_dim, 1, ki);
-          for (int64_t j = 0; j <= i; ++j) {
-            kk[static_cast<size_t>(i * kChunk + j)] = Dot(ki, k.data() + j * key_dim, key_dim);
-            qk[static_cast<size_t>(i * kChunk + j)] = Dot(qi, k.data() + j * key_dim, key_dim);
-          }
-        }
-        for (int64_t head = key_head * group; head < (key_head + 1) * group; ++head) {
-          float* S = state.states + (segment.slot * shape.value_heads + head) * key_dim * value_dim;
-          float sum = 0;
-          for (int64_t i = 0; i < C; ++i) decay_sum[i] = sum += LogDecay(input, row0 + i, head);
-          for (int64_t i = 0; i < C; ++i) {
-            const float* v =
-                input.qkv.Row<float>(row0 + i) + 2 * shape.key_heads * key_dim + head * value_dim;
-            const float beta = Beta(input, row0 + i, head), decay = ExpF32(decay_sum[i]);
-            float* out = o.Row<float>(row0 + i) + head * value_dim;
-            float* di = delta.data() + i * value_dim;
-            Read(S, k.data() + i * key_dim, key_dim, value_dim, seen.data());
-            Read(S, q.data() + i * key_dim, key_dim, value_dim, out);
-            for (int64_t e = 0; e < value_dim; ++e) {
-              di[e] = std::fma(-decay, seen[static_cast<size_t>(e)], v[e]);
-              out[e] *= decay;
-            }
-            for (int64_t j = 0; j <= i; ++j) {
-              const float between = ExpF32(decay_sum[i] - decay_sum[j]);
-              const float* dj = delta.data() + j * value_dim;
-              if (j < i) {
-                const float a = -(between * kk[static_cast<size_t>(i * kChunk + j)]);
-                for (int64_t e = 0; e < value_dim; ++e) di[e] = std::fma(a, dj[e], di[e]);
-              } else {
-                for (int64_t e = 0; e < value_dim; ++e) di[e] *= beta;
-              }
-              const float b = between * qk[static_cast<size_t>(i * kChunk + j)];
-              for (int64_t e = 0; e < value_dim; ++e) out[e] = std::fma(b, dj[e], out[e]);
-            }
-          }
-          const float whole = ExpF32(decay_sum[C - 1]);
-          for (int64_t d = 0; d < key_dim; ++d) {
-            for (int64_t e = 0; e < value_dim; ++e) S[d * value_dim + e] *= whole;
-          }
-          for (int64_t i = 0; i < C; ++i) {
-            const float rest = ExpF32(decay_sum[C - 1] - decay_sum[i]);
-            for (int64_t d = 0; d < key_dim; ++d) {
-              const float a = rest * k[static_cast<size_t>(i * key_dim + d)];
-              for (int64_t e = 0; e < value_dim; ++e) {
-                S[d * value_dim + e] =
-                    std::fma(a, delta[static_cast<size_t>(i * value_dim + e)], S[d * value_dim + e]);
-              }
-            }
-          }
-        }
-        first += C;
+        const int64_t cell_end = kDeltaChunk - (segment.start_position + first) % kDeltaChunk;
+        const int64_t rows = std::min(cell_end, segment.row_count - first);
+        const int64_t row = segment.first_row + first;
+        kernels.chunk(
+            {.key_dim = shape.key_dim,
+             .value_dim = shape.value_dim,
+             .heads = group,
+             .S = state.states + (segment.slot * shape.value_heads + head) * shape.key_dim * shape.value_dim,
+             .row_count = rows,
+             .q = prepared.q.data() + row * key_cols + key_head * shape.key_dim,
+             .k = prepared.k.data() + row * key_cols + key_head * shape.key_dim,
+             .qk_stride = key_cols,
+             .v = input.qkv.Row<float>(row) + 2 * key_cols + head * shape.value_dim,
+             .v_stride = input.qkv.row_stride,
+             .o = o.Row<float>(row) + head * shape.value_dim,
+             .o_stride = o.row_stride,
+             .g = prepared.g.data() + row * shape.value_heads + head,
+             .beta = prepared.beta.data() + row * shape.value_heads + head,
+             .gate_stride = shape.value_heads,
+             .scratch = scratch.data()});
+        first += rows;
       }
     }
   });
@@ -263,9 +247,14 @@ absl::Status GatedDeltaNetFold(const GatedDeltaNetShape& shape, const int32_t* s
   for (int64_t i = 0; i < slot_count; ++i) {
     DFLASH_RETURN_IF_ERROR(CheckPending("GatedDeltaNetFold", slots[i], pending, state));
   }
+  const DeltaKernels& kernels = Kernels();
   ParallelFor(stream, slot_count * shape.value_heads, 1, [&](int64_t begin, int64_t end) {
+    std::vector<DeltaRecord> records;
+    std::vector<float> scratch(static_cast<size_t>(DeltaVerifyScratchFloats(shape.key_dim)));
     for (int64_t item = begin; item < end; ++item) {
-      FoldHead(shape, pending, state, slots[item / shape.value_heads], item % shape.value_heads);
+      const int64_t slot = slots[item / shape.value_heads], head = item % shape.value_heads;
+      CollectRecords(shape, pending, state, slot, head, records);
+      kernels.verify(TaskOf(shape, state, slot, head, records, {}, scratch));
     }
   });
   return absl::OkStatus();

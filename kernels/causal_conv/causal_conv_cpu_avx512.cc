@@ -1,0 +1,1 @@
+#include "kernels/causal_conv/causal_conv_cpu_body.h"
