@@ -19,7 +19,8 @@ class LinearWeight {
   LinearWeight() = default;
   // Stacks matrices [N_i, K] (host memory, bf16 or f32, all alike) along N and packs them. Projections that
   // read the same input are stacked so that one call serves them all; the order of `parts` is the order of
-  // y's columns. Errors: InvalidArgument when parts is empty or K or dtypes differ; ResourceExhausted.
+  // y's columns. Errors: InvalidArgument when parts is empty, a part has no rows or columns, or K or dtypes
+  // differ; ResourceExhausted when the device has no room.
   static absl::StatusOr<LinearWeight> Pack(const std::vector<ConstMatrixView>& parts, const Stream& stream);
 
   int64_t out_features() const { return out_features_; }

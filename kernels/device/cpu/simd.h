@@ -1,13 +1,14 @@
 // Sixteen float32 lanes with the same arithmetic on every instruction set: one AVX-512 register, two AVX
 // registers or an array. Kernel bodies are written once over these types and compiled once per set:
 //
-//   foo_cpu_body.h     namespace dflash::DFLASH_SIMD_NAMESPACE { ... the kernel over F32x16 ... }
-//   foo_cpu_scalar.cc, foo_cpu_avx2.cc, foo_cpu_avx512.cc     include it and export one table of functions
+//   foo_cpu_body.h     namespace DFLASH_SIMD_NAMESPACE { namespace { ... the kernel over F32x16 ... } }
+//                      const FooKernels DFLASH_SIMD_NAME(kFoo) = { ... functions of that namespace ... };
+//   foo_cpu_scalar.cc, foo_cpu_avx2.cc, foo_cpu_avx512.cc     include the body
 //
 // (CMake: simd_sources(foo_cpu) gives each file its flags.) Rules that keep the sets apart and equal:
-// - Everything lies in a namespace named by the set, and every function is always inlined. A body must not
-//   call inline functions of other headers (std:: algorithms, absl, bf16's conversions): the linker might
-//   keep the AVX-512 copy for all callers.
+// - Everything lies in a namespace named by the set, every function here is always inlined, and a body's own
+//   functions are local to their file. A body must not call inline functions of other headers (std::
+//   algorithms, absl, bf16's conversions): the linker might keep the AVX-512 copy for all callers.
 // - No operation rounds differently from another set: no reciprocal estimates, no contraction (a * b + c is
 //   two roundings, Fma is one). NaNs are NaN in every set, but their bits may differ.
 // - A kernel's lanes mean the same in every set, so a sum over lanes has one order: ReduceAdd.

@@ -1,0 +1,89 @@
+#include "kernels/linear/linear_cpu.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/status.h"
+#include "kernels/device/cpu/instruction_set.h"
+#include "kernels/device/cpu/thread_pool.h"
+#include "kernels/linear/linear_backend.h"
+
+namespace dflash::backend {
+namespace {
+
+// A part of the loop over blocks must be worth its hand-over to another thread: about a microsecond.
+constexpr int64_t kMultiplicationsPerPart = 1 << 16;
+constexpr int64_t kRowsPerPart = 96;
+
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Copies output `lane` of a block into place, T = float or uint16_t (the bits of a bf16).
+template <typename T>
+void PackRow(const T* row, int64_t in_features, int64_t lane, T* block) {
+  // bf16: output i lies in the low half of word i, output i + 16 in its high half.
+  const int64_t place = sizeof(T) == 4 ? lane : 2 * (lane % 16) + lane / 16;
+  for (int64_t k = 0; k < in_features; ++k) block[k * kLinearBlock + place] = row[k];
+}
+
+}  // namespace
+
+absl::StatusOr<Buffer> PackLinearWeight(const std::vector<ConstMatrixView>& parts, int64_t out_features,
+                                        int64_t in_features, const Stream& stream) {
+  const int64_t blocks = CeilDiv(out_features, kLinearBlock);
+  const int64_t size = SizeOf(parts[0].dtype);
+  const int64_t block_bytes = kLinearBlock * in_features * size;
+  DFLASH_ASSIGN_OR_RETURN(Buffer packed, Buffer::Allocate(blocks * block_bytes, stream));  // zeroed
+  int64_t first_output = 0;
+  for (const ConstMatrixView& part : parts) {
+    ParallelFor(stream, part.rows, kLinearBlock, [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) {
+        const int64_t output = first_output + row;
+        char* block = packed.As<char>() + output / kLinearBlock * block_bytes;
+        const char* source = static_cast<const char*>(part.data) + row * part.row_stride * size;
+        if (part.dtype == DType::kBf16) {
+          PackRow(reinterpret_cast<const uint16_t*>(source), in_features, output % kLinearBlock,
+                  reinterpret_cast<uint16_t*>(block));
+        } else {
+          PackRow(reinterpret_cast<const float*>(source), in_features, output % kLinearBlock,
+                  reinterpret_cast<float*>(block));
+        }
+      }
+    });
+    first_output += part.rows;
+  }
+  return packed;
+}
+
+absl::Status Linear(ConstMatrixView x, const LinearWeight& w, Phase, MatrixView y, const Stream& stream) {
+  const LinearKernels& kernels = ForCurrentInstructionSet(kLinearScalar, kLinearAvx2, kLinearAvx512);
+  const auto run = w.dtype() == DType::kBf16 ? kernels.bf16_weights : kernels.f32_weights;
+  const int64_t blocks = CeilDiv(w.out_features(), kLinearBlock);
+  const int64_t row_parts = CeilDiv(x.rows, kRowsPerPart);
+  const int64_t rows_per_part = CeilDiv(x.rows, row_parts);
+  // Items: the blocks of the first rows, then those of the next rows, ...
+  const int64_t per_block = kLinearBlock * w.in_features() * rows_per_part;
+  const int64_t fair = CeilDiv(blocks * row_parts, ThreadsOf(stream).threads() * 4);
+  int64_t grain = std::max(fair, CeilDiv(kMultiplicationsPerPart, per_block));
+  if (grain > 2) grain = CeilDiv(grain, 4) * 4;  // a tile holds up to four blocks
+  ParallelFor(stream, blocks * row_parts, grain, [&](int64_t begin, int64_t end) {
+    while (begin < end) {
+      const int64_t first_row = begin / blocks * rows_per_part;
+      LinearTask task;
+      task.x = x.Row<float>(first_row);
+      task.x_stride = x.row_stride;
+      task.rows = std::min(rows_per_part, x.rows - first_row);
+      task.packed = w.packed().data();
+      task.in_features = w.in_features();
+      task.out_features = w.out_features();
+      task.y = y.Row<float>(first_row);
+      task.y_stride = y.row_stride;
+      task.first_block = begin % blocks;
+      task.block_count = std::min(end - begin, blocks - task.first_block);
+      if (task.rows > 0) run(task);
+      begin += task.block_count;
+    }
+  });
+  return absl::OkStatus();
+}
+
+}  // namespace dflash::backend

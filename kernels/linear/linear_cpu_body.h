@@ -1,0 +1,150 @@
+// Included once per instruction set. A tile holds R rows x B blocks of sums in registers while k runs; the
+// order of the sum of one output is the same in every tile: 0, then one fma per k, ascending.
+#pragma once
+
+#include "kernels/device/cpu/simd.h"
+#include "kernels/linear/linear_cpu.h"
+
+namespace dflash {
+namespace DFLASH_SIMD_NAMESPACE {
+namespace {
+
+#if defined(__AVX512F__)
+inline constexpr int kMaxRows = 6;    // 6 rows x 2 blocks x 2 vectors = 24 of 32 registers
+inline constexpr int kMaxBlocks = 4;  // few rows: enough independent sums to hide the latency of fma
+inline constexpr int kWideRows = 3;   // up to here kMaxBlocks blocks at once
+#elif defined(__AVX2__)
+inline constexpr int kMaxRows = 3;  // 3 rows x 1 block x 4 registers = 12 of 16
+inline constexpr int kMaxBlocks = 2;
+inline constexpr int kWideRows = 1;
+#else
+inline constexpr int kMaxRows = 1;
+inline constexpr int kMaxBlocks = 1;
+inline constexpr int kWideRows = 1;
+#endif
+inline constexpr int kTallBlocks = kMaxBlocks > 1 ? kMaxBlocks / 2 : 1;  // blocks at once for more rows
+
+// k in [0, depth) of one row tile: the weights of a chunk stay in the first-level cache for all row tiles.
+inline constexpr int64_t kChunk = 128;
+
+struct Bf16Words {
+  static constexpr int64_t kBytes = 2;
+  static DFLASH_SIMD_INLINE void Load32(const void* p, F32x16* low, F32x16* high) {
+    const I32x16 words = BitsOf(Load(static_cast<const float*>(p)));
+    *low = FromBits(words << 16);
+    *high = FromBits(words & I32x16::Broadcast(static_cast<int32_t>(0xffff0000u)));
+  }
+};
+struct Floats {
+  static constexpr int64_t kBytes = 4;
+  static DFLASH_SIMD_INLINE void Load32(const void* p, F32x16* low, F32x16* high) {
+    *low = Load(static_cast<const float*>(p));
+    *high = Load(static_cast<const float*>(p) + kLanes);
+  }
+};
+
+DFLASH_SIMD_INLINE int LanesLeft(int64_t columns) {
+  return columns >= kLanes ? kLanes : columns > 0 ? static_cast<int>(columns) : 0;
+}
+
+// Adds k in [k_begin, k_end) to the sums of R rows x B blocks; they start at 0 or at what y holds.
+template <typename Weights, int R, int B>
+void Tile(const LinearTask& task, int64_t row, int64_t block, int64_t k_begin, int64_t k_end) {
+  const int64_t depth = task.in_features;
+  const int64_t step = kLinearBlock * Weights::kBytes;
+  F32x16 sum[R][2 * B];
+  const float* x[R];
+  const char* w[B];
+#pragma GCC unroll 8
+  for (int b = 0; b < B; ++b) {
+    w[b] = static_cast<const char*>(task.packed) + ((block + b) * depth + k_begin) * step;
+  }
+  const int64_t column = block * kLinearBlock;
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+    x[r] = task.x + (row + r) * task.x_stride;
+    float* y = task.y + (row + r) * task.y_stride + column;
+#pragma GCC unroll 8
+    for (int v = 0; v < 2 * B; ++v) {
+      sum[r][v] = F32x16::Broadcast(0.0f);
+      if (k_begin > 0) {
+        sum[r][v] = LoadPartial(y + v * kLanes, LanesLeft(task.out_features - column - v * kLanes));
+      }
+    }
+  }
+  for (int64_t k = k_begin; k < k_end; ++k) {
+    F32x16 weight[2 * B];
+#pragma GCC unroll 8
+    for (int b = 0; b < B; ++b) {
+      Weights::Load32(w[b], &weight[2 * b], &weight[2 * b + 1]);
+      w[b] += step;
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const F32x16 factor = F32x16::Broadcast(x[r][k]);
+#pragma GCC unroll 8
+      for (int v = 0; v < 2 * B; ++v) sum[r][v] = Fma(factor, weight[v], sum[r][v]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+    float* y = task.y + (row + r) * task.y_stride + column;
+#pragma GCC unroll 8
+    for (int v = 0; v < 2 * B; ++v) {
+      const int lanes = LanesLeft(task.out_features - column - v * kLanes);
+      if (lanes == kLanes) {
+        Store(y + v * kLanes, sum[r][v]);
+      } else if (lanes > 0) {
+        StorePartial(y + v * kLanes, sum[r][v], lanes);
+      }
+    }
+  }
+}
+
+// One tile of `rows` <= R rows.
+template <typename Weights, int R, int B>
+void TileOfRows(const LinearTask& task, int64_t rows, int64_t row, int64_t block, int64_t k_begin,
+                int64_t k_end) {
+  if constexpr (R > 1) {
+    if (rows < R) return TileOfRows<Weights, R - 1, B>(task, rows, row, block, k_begin, k_end);
+  }
+  Tile<Weights, R, B>(task, row, block, k_begin, k_end);
+}
+
+// B blocks at a time as long as there are B, then fewer.
+template <typename Weights, int R, int B>
+void Blocks(const LinearTask& task, int64_t block, int64_t end) {
+  const int64_t tiles = (task.rows + R - 1) / R;
+  const int64_t chunk = tiles > 1 ? kChunk : task.in_features;
+  for (; block + B <= end; block += B) {
+    for (int64_t k = 0; k < task.in_features; k += chunk) {
+      const int64_t k_end = k + chunk < task.in_features ? k + chunk : task.in_features;
+      for (int64_t tile = 0; tile < tiles; ++tile) {
+        // Rows are spread evenly over the tiles.
+        const int64_t row = task.rows * tile / tiles;
+        const int64_t rows = task.rows * (tile + 1) / tiles - row;
+        TileOfRows<Weights, R, B>(task, rows, row, block, k, k_end);
+      }
+    }
+  }
+  if constexpr (B > 1) Blocks<Weights, R, B / 2>(task, block, end);
+}
+
+template <typename Weights>
+void RunLinear(const LinearTask& task) {
+  const int64_t end = task.first_block + task.block_count;
+  if (task.rows <= kWideRows) {
+    Blocks<Weights, kWideRows, kMaxBlocks>(task, task.first_block, end);
+  } else {
+    Blocks<Weights, kMaxRows, kTallBlocks>(task, task.first_block, end);
+  }
+}
+
+}  // namespace
+}  // namespace DFLASH_SIMD_NAMESPACE
+
+const LinearKernels DFLASH_SIMD_NAME(kLinear) = {
+    DFLASH_SIMD_NAMESPACE::RunLinear<DFLASH_SIMD_NAMESPACE::Bf16Words>,
+    DFLASH_SIMD_NAMESPACE::RunLinear<DFLASH_SIMD_NAMESPACE::Floats>};
+
+}  // namespace dflash

@@ -1,0 +1,1 @@
+#include "kernels/linear/linear_cpu_body.h"

@@ -1,0 +1,1 @@
+#include "kernels/swiglu/swiglu_cpu_body.h"

@@ -1,0 +1,91 @@
+// The contract of swiglu.h against a double reference, for the linked backend.
+#include "kernels/swiglu/swiglu.h"
+
+#include <cmath>
+#include <string>
+
+#include "gtest/gtest.h"
+#include "kernels/swiglu/swiglu_ref.h"
+#include "kernels/testing/compare.h"
+#include "kernels/testing/device_matrix.h"
+#include "kernels/testing/host_matrix.h"
+
+namespace dflash {
+namespace {
+
+Tolerance GateTolerance() {
+  return ActivationDType() == DType::kF32 ? Tolerance::F32Elementwise() : Tolerance::Bf16Elementwise();
+}
+
+class SwiGluTest : public ::testing::Test {
+ protected:
+  HostMatrix<float> Rounded(const HostMatrix<float>& x) {
+    return DeviceMatrix::Activations(x, stream_).ToHost();
+  }
+  Stream stream_ = *Stream::Create({});
+};
+
+TEST(SwiGluRefTest, IsTheFormula) {
+  const double log3 = std::log(3.0);  // sigmoid 3/4
+  const double gate_up[] = {0, log3, 7, 2};
+  double y[2];
+  SwiGluRef<double>(gate_up, 1, 2, y);
+  EXPECT_EQ(y[0], 0);
+  EXPECT_NEAR(y[1], log3 * 0.75 * 2, 1e-15);
+  const double x[] = {8, -4};
+  SigmoidGateRef<double>(x, gate_up, 2, y);
+  EXPECT_EQ(y[0], 4);
+  EXPECT_NEAR(y[1], -3, 1e-15);
+}
+
+TEST_F(SwiGluTest, MatchesTheReference) {
+  for (int64_t T : {0, 1, 2, 17}) {
+    for (int64_t F : {0, 1, 15, 16, 17, 64, 65, 1000, 5000}) {
+      SCOPED_TRACE(std::to_string(T) + "x" + std::to_string(F));
+      const HostMatrix<float> gate_up = Rounded(RandomMatrix<float>(T, 2 * F, 1, -12, 12));
+      const DeviceMatrix in = DeviceMatrix::Activations(gate_up, stream_, 3);
+      const DeviceMatrix y = DeviceMatrix::Output(T, F, ActivationDType(), stream_, 5);
+      ASSERT_TRUE(SwiGlu(in.view(), y.view(), stream_).ok());
+      HostMatrix<double> expected(T, F);
+      SwiGluRef<double>(gate_up.values.data(), T, F, expected.values.data());
+      EXPECT_TRUE(Near(y.ToHost(), expected, GateTolerance()));
+      EXPECT_TRUE(y.GuardsIntact());
+    }
+  }
+}
+
+TEST_F(SwiGluTest, SigmoidGateMatchesTheReference) {
+  for (int64_t T : {0, 1, 2, 17}) {
+    for (int64_t C : {0, 1, 15, 16, 17, 64, 65, 1000, 5000}) {
+      SCOPED_TRACE(std::to_string(T) + "x" + std::to_string(C));
+      const HostMatrix<float> x = Rounded(RandomMatrix<float>(T, C, 1));
+      const HostMatrix<float> gate = Rounded(RandomMatrix<float>(T, C, 2, -12, 12));
+      const DeviceMatrix x_device = DeviceMatrix::InOut(x, stream_, 3);
+      const DeviceMatrix gate_device = DeviceMatrix::Activations(gate, stream_, 5);
+      ASSERT_TRUE(SigmoidGate(x_device.view(), gate_device.view(), stream_).ok());
+      HostMatrix<double> expected(T, C);
+      SigmoidGateRef<double>(x.values.data(), gate.values.data(), T * C, expected.values.data());
+      EXPECT_TRUE(Near(x_device.ToHost(), expected, GateTolerance()));
+      EXPECT_TRUE(x_device.GuardsIntact());
+    }
+  }
+}
+
+TEST_F(SwiGluTest, RefusesWhatDoesNotFit) {
+  const auto matrix = [&](int64_t rows, int64_t cols) {
+    return DeviceMatrix::Output(rows, cols, ActivationDType(), stream_);
+  };
+  EXPECT_EQ(SwiGlu(matrix(2, 31).view(), matrix(2, 15).view(), stream_).code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(SwiGlu(matrix(2, 32).view(), matrix(2, 15).view(), stream_).code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(SwiGlu(matrix(2, 32).view(), matrix(3, 16).view(), stream_).code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(SigmoidGate(matrix(2, 32).view(), matrix(2, 31).view(), stream_).code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(SigmoidGate(matrix(2, 32).view(), matrix(1, 32).view(), stream_).code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace dflash
