@@ -4,6 +4,7 @@ find_package(OpenSSL REQUIRED)
 find_package(Protobuf REQUIRED)  # module mode: Debian ships no protobuf CMake config
 find_package(absl CONFIG REQUIRED)
 find_package(nlohmann_json CONFIG REQUIRED)
+find_package(simdjson CONFIG REQUIRED)  # for big files
 find_package(GTest CONFIG REQUIRED)
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(PCRE2 REQUIRED IMPORTED_TARGET libpcre2-8)
