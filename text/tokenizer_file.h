@@ -29,7 +29,7 @@ struct TokenizerFile {
 };
 
 // Ids are below this.
-inline constexpr int32_t kMaxVocabularySize = 1 << 21;
+inline constexpr int32_t kMaxVocabularySize = 1 << 22;
 // Bytes of one added token's content.
 inline constexpr size_t kMaxAddedTokenBytes = 256;
 
