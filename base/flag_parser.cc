@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <functional>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -10,6 +12,45 @@
 #include "base/json_object.h"
 
 namespace dflash {
+namespace {
+
+using Setter = std::function<absl::Status(const std::string&)>;
+
+Setter SetText(std::string* target) {
+  return [target](const std::string& text) {
+    *target = text;
+    return absl::OkStatus();
+  };
+}
+
+template <typename Target>
+Setter SetInteger(int64_t min, int64_t max, Target* target) {
+  return [=](const std::string& text) -> absl::Status {
+    int64_t parsed = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), parsed);
+    if (error != std::errc() || end != text.data() + text.size() || parsed < min || parsed > max) {
+      return absl::InvalidArgumentError(absl::StrCat("must be a whole number from ", min, " to ", max));
+    }
+    *target = parsed;
+    return absl::OkStatus();
+  };
+}
+
+template <typename Target>
+Setter SetNumber(double min, double max, Target* target) {
+  return [=](const std::string& text) -> absl::Status {
+    double parsed = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), parsed);
+    if (error != std::errc() || end != text.data() + text.size() || !std::isfinite(parsed) || parsed < min ||
+        parsed > max) {
+      return absl::InvalidArgumentError(absl::StrCat("must be a number from ", min, " to ", max));
+    }
+    *target = parsed;
+    return absl::OkStatus();
+  };
+}
+
+}  // namespace
 
 FlagParser::FlagParser(std::string program, std::string summary)
     : program_(std::move(program)), summary_(std::move(summary)) {}
@@ -33,39 +74,42 @@ bool FlagParser::Given(std::string_view name) const {
 }
 
 void FlagParser::Text(std::string name, std::string value, std::string help, std::string* target) {
-  Add({std::move(name), std::move(value), std::move(help), *target, [target](const std::string& text) {
-         *target = text;
-         return absl::OkStatus();
-       }});
+  Add({std::move(name), std::move(value), std::move(help), *target, SetText(target)});
 }
 
 void FlagParser::Integer(std::string name, std::string value, std::string help, int64_t min, int64_t max,
                          int64_t* target) {
   Add({std::move(name), std::move(value), std::move(help), absl::StrCat(*target),
-       [=](const std::string& text) -> absl::Status {
-         int64_t parsed = 0;
-         const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), parsed);
-         if (error != std::errc() || end != text.data() + text.size() || parsed < min || parsed > max) {
-           return absl::InvalidArgumentError(absl::StrCat("must be a whole number from ", min, " to ", max));
-         }
-         *target = parsed;
-         return absl::OkStatus();
-       }});
+       SetInteger(min, max, target)});
+}
+
+void FlagParser::Integer(std::string name, std::string value, std::string help, int64_t min, int64_t max,
+                         std::optional<int64_t>* target) {
+  Add({std::move(name), std::move(value), std::move(help), "", SetInteger(min, max, target)});
 }
 
 void FlagParser::Number(std::string name, std::string value, std::string help, double min, double max,
                         double* target) {
   Add({std::move(name), std::move(value), std::move(help), absl::StrCat(*target),
-       [=](const std::string& text) -> absl::Status {
-         double parsed = 0;
-         const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), parsed);
-         if (error != std::errc() || end != text.data() + text.size() || !std::isfinite(parsed) ||
-             parsed < min || parsed > max) {
-           return absl::InvalidArgumentError(absl::StrCat("must be a number from ", min, " to ", max));
-         }
-         *target = parsed;
+       SetNumber(min, max, target)});
+}
+
+void FlagParser::Number(std::string name, std::string value, std::string help, double min, double max,
+                        std::optional<double>* target) {
+  Add({std::move(name), std::move(value), std::move(help), "", SetNumber(min, max, target)});
+}
+
+void FlagParser::Switch(std::string name, std::string help, bool* target) {
+  Add({std::move(name), "", std::move(help), "",
+       [target](const std::string&) {
+         *target = true;
          return absl::OkStatus();
-       }});
+       },
+       Flag::Kind::kSwitch});
+}
+
+void FlagParser::Positional(std::string name, std::string help, std::string* target) {
+  Add({std::move(name), "", std::move(help), "", SetText(target), Flag::Kind::kPositional});
 }
 
 void FlagParser::Choice(std::string name, std::vector<std::string> choices, std::string help,
@@ -94,23 +138,31 @@ absl::Status FlagParser::Parse(int argc, const char* const* argv, Outcome* outco
       return absl::OkStatus();
     }
     if (argument.size() < 3 || argument.substr(0, 2) != "--") {
-      return absl::InvalidArgumentError(absl::StrCat("unexpected argument '", argument, "'"));
+      if (absl::Status status = TakePositional(argument); !status.ok()) return status;
+      continue;
     }
     const size_t equals = argument.find('=');
     const std::string name = argument.substr(2, equals == std::string::npos ? equals : equals - 2);
     Flag* flag = Find(name);
-    if (flag == nullptr) {
+    if (flag == nullptr || flag->kind == Flag::Kind::kPositional) {
       std::string text = absl::StrCat("unknown flag --", name);
       std::vector<std::string> names;
-      for (const Flag& known : flags_) names.push_back(known.name);
+      for (const Flag& known : flags_) {
+        if (known.kind != Flag::Kind::kPositional) names.push_back(known.name);
+      }
       const std::string nearest = NearestName(name, names);
       if (!nearest.empty()) absl::StrAppend(&text, " (did you mean --", nearest, "?)");
       return absl::InvalidArgumentError(text);
     }
     if (flag->given) return absl::InvalidArgumentError(absl::StrCat("--", name, " is given twice"));
     flag->given = true;
+    if (flag->kind == Flag::Kind::kSwitch && equals != std::string::npos) {
+      return absl::InvalidArgumentError(absl::StrCat("--", name, " takes no value"));
+    }
     std::string value;
-    if (equals != std::string::npos) {
+    if (flag->kind == Flag::Kind::kSwitch) {
+      // nothing to read
+    } else if (equals != std::string::npos) {
       value = argument.substr(equals + 1);
     } else if (i + 1 < argc) {
       value = argv[++i];
@@ -122,18 +174,35 @@ absl::Status FlagParser::Parse(int argc, const char* const* argv, Outcome* outco
           absl::StrCat("--", name, " ", status.message(), ", not '", value, "'"));
     }
   }
+  for (const Flag& flag : flags_) {
+    if (flag.kind == Flag::Kind::kPositional && !flag.given) {
+      return absl::InvalidArgumentError(absl::StrCat(flag.name, " is missing"));
+    }
+  }
   return absl::OkStatus();
 }
 
-std::string FlagParser::Help() const {
-  std::string text = absl::StrCat("Usage: ", program_, " [flags]\n", summary_, "\n\n");
-  for (const Flag& flag : flags_) {
-    absl::StrAppend(&text, "  --", flag.name, " ", flag.value, "\n      ", flag.help);
-    if (!flag.default_text.empty()) absl::StrAppend(&text, " (default ", flag.default_text, ")");
-    absl::StrAppend(&text, "\n");
+absl::Status FlagParser::TakePositional(const std::string& argument) {
+  const bool looks_like_flag = argument.size() > 1 && argument[0] == '-';
+  for (Flag& flag : flags_) {
+    if (looks_like_flag || flag.kind != Flag::Kind::kPositional || flag.given) continue;
+    flag.given = true;
+    return flag.set(argument);
   }
-  absl::StrAppend(&text, "  --help, --version\n");
-  return text;
+  return absl::InvalidArgumentError(absl::StrCat("unexpected argument '", argument, "'"));
+}
+
+std::string FlagParser::Help() const {
+  std::string usage = absl::StrCat("Usage: ", program_), list;
+  for (const Flag& flag : flags_) {
+    const bool positional = flag.kind == Flag::Kind::kPositional;
+    if (positional) absl::StrAppend(&usage, " ", flag.name);
+    absl::StrAppend(&list, positional ? "  " : "  --", flag.name, flag.value.empty() ? "" : " ", flag.value,
+                    "\n      ", flag.help);
+    if (!flag.default_text.empty()) absl::StrAppend(&list, " (default ", flag.default_text, ")");
+    absl::StrAppend(&list, "\n");
+  }
+  return absl::StrCat(usage, " [flags]\n", summary_, "\n\n", list, "  --help, --version\n");
 }
 
 }  // namespace dflash

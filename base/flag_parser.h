@@ -1,9 +1,11 @@
-// Command line flags of the programs: "--name value" or "--name=value". Strict: an unknown flag, a flag given
-// twice, a missing or bad value and a stray argument are errors that name the flag.
+// Command line flags of the programs: "--name value", "--name=value", and "--name" alone for switches.
+// Strict: an unknown flag, a flag given twice, a missing or bad value and a stray argument are errors that
+// name the flag.
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -25,6 +27,15 @@ class FlagParser {
                int64_t* target);
   // A finite number in [min, max].
   void Number(std::string name, std::string value, std::string help, double min, double max, double* target);
+  // The same without a default: the target stays empty unless the flag is given.
+  void Integer(std::string name, std::string value, std::string help, int64_t min, int64_t max,
+               std::optional<int64_t>* target);
+  void Number(std::string name, std::string value, std::string help, double min, double max,
+              std::optional<double>* target);
+  // Takes no value: the target becomes true.
+  void Switch(std::string name, std::string help, bool* target);
+  // An argument without dashes, in the order of registration. Required.
+  void Positional(std::string name, std::string help, std::string* target);
   // One of `choices`.
   void Choice(std::string name, std::vector<std::string> choices, std::string help, std::string* target);
 
@@ -47,10 +58,12 @@ class FlagParser {
     std::string help;
     std::string default_text;
     std::function<absl::Status(const std::string&)> set;  // its error says what is wrong with the value
+    enum class Kind { kWithValue, kSwitch, kPositional } kind = Kind::kWithValue;
     bool given = false;
   };
   void Add(Flag flag);
   Flag* Find(std::string_view name);
+  absl::Status TakePositional(const std::string& argument);
 
   std::string program_;
   std::string summary_;

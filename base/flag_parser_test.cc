@@ -1,5 +1,6 @@
 #include "base/flag_parser.h"
 
+#include <optional>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -76,6 +77,52 @@ TEST(FlagParser, NamesWhatIsWrong) {
     EXPECT_EQ(parsed.status.code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(std::string(parsed.status.message()), HasSubstr(c.expected));
   }
+}
+
+TEST(FlagParser, SwitchesOptionalsAndPositionals) {
+  bool loud = false;
+  std::optional<int64_t> seed;
+  std::optional<double> share;
+  std::string file, other;
+  FlagParser parser("program", "Does things.");
+  parser.Switch("loud", "Says more.", &loud);
+  parser.Integer("seed", "N", "Start.", 0, 9, &seed);
+  parser.Number("share", "X", "How much.", 0, 1, &share);
+  parser.Positional("FILE", "What to read.", &file);
+  parser.Positional("OTHER", "What to compare with.", &other);
+  EXPECT_THAT(parser.Help(), HasSubstr("Usage: program FILE OTHER [flags]\n"));
+  EXPECT_THAT(parser.Help(), HasSubstr("  --seed N\n      Start.\n"));
+
+  FlagParser::Outcome outcome;
+  const char* const arguments[] = {"program", "a", "--seed", "0", "--loud", "-"};
+  ASSERT_TRUE(parser.Parse(6, arguments, &outcome).ok());
+  EXPECT_TRUE(loud);
+  EXPECT_EQ(seed, 0);
+  EXPECT_EQ(share, std::nullopt);
+  EXPECT_EQ(file, "a");
+  EXPECT_EQ(other, "-");
+}
+
+TEST(FlagParser, NamesWhatIsWrongWithSwitchesAndPositionals) {
+  const auto error = [](std::vector<const char*> arguments) {
+    bool loud = false;
+    std::string file;
+    FlagParser parser("program", "Does things.");
+    parser.Switch("loud", "Says more.", &loud);
+    parser.Positional("FILE", "What to read.", &file);
+    arguments.insert(arguments.begin(), "program");
+    FlagParser::Outcome outcome;
+    return std::string(
+        parser.Parse(static_cast<int>(arguments.size()), arguments.data(), &outcome).message());
+  };
+  EXPECT_EQ(error({"x"}), "");
+  EXPECT_EQ(error({}), "FILE is missing");
+  EXPECT_EQ(error({"--loud"}), "FILE is missing");
+  EXPECT_EQ(error({"x", "y"}), "unexpected argument 'y'");
+  EXPECT_EQ(error({"-x"}), "unexpected argument '-x'");
+  EXPECT_EQ(error({"x", "--loud=true"}), "--loud takes no value");
+  EXPECT_EQ(error({"x", "--loud", "--loud"}), "--loud is given twice");
+  EXPECT_EQ(error({"--FILE", "x"}), "unknown flag --FILE");
 }
 
 TEST(FlagParser, HelpAndVersion) {
