@@ -1,3 +1,5 @@
+#include <unistd.h>
+
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -118,7 +120,7 @@ TEST(Layering, ReadsEveryFormOfInclude) {
 // The tree check itself must be able to fail: one good tree, then the same with bad lines in it.
 TEST(Layering, FindsInjectedIncludes) {
   namespace fs = std::filesystem;
-  const fs::path root = fs::path(::testing::TempDir()) / "layering_test_tree";
+  const fs::path root = fs::path(::testing::TempDir()) / ("layering_test_tree." + std::to_string(getpid()));
   fs::remove_all(root);
   const auto write = [&root](const std::string& path, const std::string& text) {
     fs::create_directories((root / path).parent_path());
