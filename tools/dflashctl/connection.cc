@@ -1,0 +1,207 @@
+#include "tools/dflashctl/connection.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "google/rpc/error_details.pb.h"
+#include "google/rpc/status.pb.h"
+
+namespace dflash::ctl {
+namespace {
+
+sigset_t InterruptSignals() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGINT);
+  sigaddset(&signals, SIGTERM);
+  sigaddset(&signals, SIGUSR1);  // our own: ends the watcher
+  return signals;
+}
+
+std::chrono::system_clock::time_point DeadlineAfter(absl::Duration timeout) {
+  return absl::ToChronoTime(absl::Now() + timeout);
+}
+
+constexpr absl::Duration kUnaryTimeout = absl::Seconds(10);
+constexpr int kMaxMessageBytes = 8 << 20;
+
+}  // namespace
+
+Interrupt::Interrupt() {
+  const sigset_t signals = InterruptSignals();
+  DFLASH_CHECK(pthread_sigmask(SIG_BLOCK, &signals, nullptr) == 0);
+  watcher_ = std::thread([this] { Watch(); });
+}
+
+Interrupt::~Interrupt() {
+  stopping_ = true;
+  pthread_kill(watcher_.native_handle(), SIGUSR1);
+  watcher_.join();
+}
+
+void Interrupt::Watch() {
+  const sigset_t signals = InterruptSignals();
+  for (;;) {
+    int signal = 0;
+    if (sigwait(&signals, &signal) != 0) continue;
+    if (stopping_) return;
+    if (signal == SIGUSR1) continue;
+    std::lock_guard lock(mutex_);
+    if (running_.empty() || raised_) {
+      (void)!write(STDERR_FILENO, "\n", 1);
+      _exit(kInterrupted);
+    }
+    raised_ = true;
+    for (grpc::ClientContext* context : running_) context->TryCancel();
+  }
+}
+
+Interrupt::Scope::Scope(Interrupt* interrupt, grpc::ClientContext* context)
+    : interrupt_(interrupt), context_(context) {
+  std::lock_guard lock(interrupt_->mutex_);
+  interrupt_->running_.insert(context_);
+  if (interrupt_->raised_) context_->TryCancel();
+}
+
+Interrupt::Scope::~Scope() {
+  std::lock_guard lock(interrupt_->mutex_);
+  interrupt_->running_.erase(context_);
+}
+
+std::optional<std::string> StreamChecker::See(const v1::GenerateResponse& response) {
+  if (response.seq() != next_seq_) {
+    return absl::StrCat("message ", response.seq(), " came where ", next_seq_, " was due");
+  }
+  ++next_seq_;
+  if (finished_) return "a message after Finished";
+  switch (response.event_case()) {
+    case v1::GenerateResponse::kStarted:
+      if (started_) return "Started came twice";
+      started_ = true;
+      return std::nullopt;
+    case v1::GenerateResponse::kChunk: {
+      if (!started_) return "a chunk before Started";
+      const v1::Chunk& chunk = response.chunk();
+      if (chunk.token_ids_size() > 0 && chunk.first_token_offset() != tokens_) {
+        return absl::StrCat("a chunk begins at token ", chunk.first_token_offset(), " where ", tokens_,
+                            " was due");
+      }
+      for (const v1::StepInfo& round : chunk.steps()) {
+        if (round.accepted() > round.drafted()) return "a round accepted more than was drafted";
+        if (round.token_count() > round.accepted() + 1) return "a round gave more tokens than accepted + 1";
+      }
+      tokens_ += static_cast<uint64_t>(chunk.token_ids_size());
+      return std::nullopt;
+    }
+    case v1::GenerateResponse::kFinished:
+      if (!started_) return "Finished before Started";
+      if (tokens_ > 0 && response.finished().usage().completion_tokens() != tokens_) {
+        return absl::StrCat("usage counts ", response.finished().usage().completion_tokens(), " tokens, ",
+                            tokens_, " came");
+      }
+      finished_ = true;
+      return std::nullopt;
+    case v1::GenerateResponse::EVENT_NOT_SET:
+      return "a message without an event";
+  }
+  return std::nullopt;
+}
+
+std::optional<std::string> StreamChecker::AtEnd() const {
+  if (!finished_) return "the stream ended without Finished";
+  return std::nullopt;
+}
+
+Connection::Connection(const std::string& address, Interrupt* interrupt) : interrupt_(interrupt) {
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(kMaxMessageBytes);
+  stub_ = v1::InferenceService::NewStub(
+      grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments));
+}
+
+grpc::Status Connection::Generate(const v1::GenerateRequest& request, absl::Duration timeout,
+                                  const std::function<void(const v1::Chunk&)>& on_chunk, Generation* result) {
+  grpc::ClientContext context;
+  if (timeout != absl::InfiniteDuration()) context.set_deadline(DeadlineAfter(timeout));
+  const Interrupt::Scope scope(interrupt_, &context);
+  const absl::Time begin = absl::Now();
+  const std::unique_ptr<grpc::ClientReader<v1::GenerateResponse>> stream = stub_->Generate(&context, request);
+
+  StreamChecker checker;
+  std::optional<std::string> broken;
+  v1::GenerateResponse response;
+  while (!broken && stream->Read(&response)) {
+    broken = checker.See(response);
+    if (broken) break;
+    if (response.has_started()) result->started = response.started();
+    if (response.has_finished()) result->finished = response.finished();
+    if (response.has_chunk()) {
+      const v1::Chunk& chunk = response.chunk();
+      if (result->first_token_seconds == 0) {
+        result->first_token_seconds = absl::ToDoubleSeconds(absl::Now() - begin);
+      }
+      result->token_ids.insert(result->token_ids.end(), chunk.token_ids().begin(), chunk.token_ids().end());
+      result->text += chunk.text();
+      result->rounds.insert(result->rounds.end(), chunk.steps().begin(), chunk.steps().end());
+      if (on_chunk) on_chunk(chunk);
+    }
+  }
+  if (broken) context.TryCancel();
+  grpc::Status status = stream->Finish();
+  result->total_seconds = absl::ToDoubleSeconds(absl::Now() - begin);
+  if (!broken && status.ok()) broken = checker.AtEnd();
+  if (broken) return grpc::Status(grpc::StatusCode::DATA_LOSS, absl::StrCat("bad stream: ", *broken));
+  return status;
+}
+
+grpc::Status Connection::GetModelInfo(v1::GetModelInfoResponse* response) {
+  grpc::ClientContext context;
+  context.set_deadline(DeadlineAfter(kUnaryTimeout));
+  const Interrupt::Scope scope(interrupt_, &context);
+  return stub_->GetModelInfo(&context, v1::GetModelInfoRequest(), response);
+}
+
+grpc::Status Connection::GetLoad(v1::GetLoadResponse* response) {
+  grpc::ClientContext context;
+  context.set_deadline(DeadlineAfter(kUnaryTimeout));
+  const Interrupt::Scope scope(interrupt_, &context);
+  return stub_->GetLoad(&context, v1::GetLoadRequest(), response);
+}
+
+grpc::Status Connection::Detokenize(const v1::DetokenizeRequest& request, v1::DetokenizeResponse* response) {
+  grpc::ClientContext context;
+  context.set_deadline(DeadlineAfter(kUnaryTimeout));
+  const Interrupt::Scope scope(interrupt_, &context);
+  return stub_->Detokenize(&context, request, response);
+}
+
+std::string Describe(const grpc::Status& status) {
+  // absl's and gRPC's codes have equal numbers.
+  std::string text = absl::StatusCodeToString(static_cast<absl::StatusCode>(status.error_code()));
+  absl::StrAppend(&text, ": ", status.error_message());
+  google::rpc::Status details;
+  if (status.error_details().empty() || !details.ParseFromString(status.error_details())) return text;
+  std::string extra;
+  for (const google::protobuf::Any& detail : details.details()) {
+    google::rpc::ErrorInfo info;
+    google::rpc::RetryInfo retry;
+    if (detail.Is<google::rpc::ErrorInfo>() && detail.UnpackTo(&info)) {
+      absl::StrAppend(&extra, extra.empty() ? "" : ", ", info.reason());
+    } else if (detail.Is<google::rpc::RetryInfo>() && detail.UnpackTo(&retry)) {
+      const absl::Duration delay =
+          absl::Seconds(retry.retry_delay().seconds()) + absl::Nanoseconds(retry.retry_delay().nanos());
+      absl::StrAppend(&extra, extra.empty() ? "" : ", ", "retry in ", absl::FormatDuration(delay));
+    }
+  }
+  if (!extra.empty()) absl::StrAppend(&text, " (", extra, ")");
+  return text;
+}
+
+}  // namespace dflash::ctl

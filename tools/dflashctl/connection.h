@@ -1,0 +1,118 @@
+// dflashctl's side of the public API: one channel, calls that Ctrl-C cancels, errors in words.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "dflash/v1/inference.grpc.pb.h"
+#include "grpcpp/grpcpp.h"
+
+namespace dflash::ctl {
+
+// Exit codes of dflashctl; `dflashctl --help` prints them.
+enum ExitCode : int {
+  kSuccess = 0,
+  kDifferent = 1,     // replay found a difference
+  kUsage = 2,         // bad flag, unreadable file
+  kServerError = 3,   // the server cannot be reached, or it answered with an error
+  kInterrupted = 130  // Ctrl-C
+};
+
+// Turns SIGINT and SIGTERM into cancelled calls. The first signal cancels all calls that run; a signal while
+// none runs, or a second one, ends the process with kInterrupted. Create it before any other thread: it
+// blocks the signals in the calling thread, from which later threads inherit the mask.
+class Interrupt {
+ public:
+  Interrupt();
+  ~Interrupt();
+  Interrupt(const Interrupt&) = delete;
+  Interrupt& operator=(const Interrupt&) = delete;
+
+  // True from a signal to the next Reset().
+  bool raised() const { return raised_; }
+  void Reset() { raised_ = false; }
+
+  // Keeps `context` cancellable while it lives; cancels it at once when a signal came before.
+  class Scope {
+   public:
+    Scope(Interrupt* interrupt, grpc::ClientContext* context);
+    ~Scope();
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+
+   private:
+    Interrupt* const interrupt_;
+    grpc::ClientContext* const context_;
+  };
+
+ private:
+  void Watch();
+
+  std::atomic<bool> raised_ = false;
+  std::atomic<bool> stopping_ = false;
+  std::mutex mutex_;
+  std::set<grpc::ClientContext*> running_;
+  std::thread watcher_;
+};
+
+// What a whole generation gave.
+struct Generation {
+  v1::Started started;
+  v1::Finished finished;
+  std::vector<uint32_t> token_ids;
+  std::string text;
+  std::vector<v1::StepInfo> rounds;
+  double first_token_seconds = 0;  // call to first chunk, as the client saw it
+  double total_seconds = 0;        // call to end of stream
+};
+
+class Connection {
+ public:
+  // `interrupt` is not owned. Dials lazily: errors come with the first call.
+  Connection(const std::string& address, Interrupt* interrupt);
+
+  // Streams one generation. `on_chunk` (may be empty) sees every chunk as it comes. `timeout` is the call's
+  // deadline. DataLoss when the stream breaks its own rules (gaps in seq, no Finished, rounds that do not add
+  // up); otherwise the server's status.
+  grpc::Status Generate(const v1::GenerateRequest& request, absl::Duration timeout,
+                        const std::function<void(const v1::Chunk&)>& on_chunk, Generation* result);
+
+  grpc::Status GetModelInfo(v1::GetModelInfoResponse* response);
+  grpc::Status GetLoad(v1::GetLoadResponse* response);
+  grpc::Status Detokenize(const v1::DetokenizeRequest& request, v1::DetokenizeResponse* response);
+
+  Interrupt* interrupt() const { return interrupt_; }
+
+ private:
+  std::unique_ptr<v1::InferenceService::Stub> stub_;
+  Interrupt* const interrupt_;
+};
+
+// Checks the stream's own promises as its messages arrive (public so that tests can feed it).
+class StreamChecker {
+ public:
+  // Returns what is wrong with this message, if anything.
+  std::optional<std::string> See(const v1::GenerateResponse& response);
+  // After the last message of a stream that ended OK.
+  std::optional<std::string> AtEnd() const;
+
+ private:
+  uint64_t next_seq_ = 0;
+  uint64_t tokens_ = 0;
+  bool started_ = false;
+  bool finished_ = false;
+};
+
+// "RESOURCE_EXHAUSTED: the queue is full (QUEUE_FULL, retry in 1.5s)".
+std::string Describe(const grpc::Status& status);
+
+}  // namespace dflash::ctl

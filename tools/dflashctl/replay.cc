@@ -1,0 +1,67 @@
+// dflashctl replay: golden prompts against a running server.
+#include <cstdio>
+
+#include "base/regular_file.h"
+#include "base/status.h"
+#include "tools/dflashctl/commands.h"
+#include "tools/dflashctl/golden_replay.h"
+#include "tools/dflashctl/request_flags.h"
+
+namespace dflash::ctl {
+namespace {
+
+constexpr int64_t kMaxGoldenBytes = 64 << 20;
+
+v1::GenerateRequest GoldenRequest(const GoldenPrompt& prompt, int64_t max_tokens,
+                                  const std::string& speculation) {
+  v1::GenerateRequest request;
+  request.mutable_tokens()->mutable_ids()->Assign(prompt.prompt_ids.begin(), prompt.prompt_ids.end());
+  request.mutable_sampling()->set_temperature(0);
+  request.mutable_stopping()->set_max_tokens(static_cast<uint32_t>(max_tokens));
+  request.mutable_speculation()->set_mode(ParseSpeculation(speculation));
+  request.mutable_speculation()->set_strict(true);  // a server without the drafter must not pass
+  return request;
+}
+
+}  // namespace
+
+int RunReplay(int argc, const char* const* argv, Interrupt* interrupt) {
+  std::string address = kDefaultAddress, path, speculation = "dflash";
+  int64_t concurrency = 1, max_tokens = 128;
+  FlagParser parser(
+      argv[0],
+      "Sends every prompt of a golden.json as token ids, greedy, and compares the output and the acceptance\n"
+      "length of every round but the last, and the mean per kind of prompt. Exit code 1 on any difference.");
+  RegisterAddress(&parser, &address);
+  parser.Positional("FILE", "golden data (tests/golden/golden.json)", &path);
+  parser.Integer("concurrency", "N", "requests at a time", 1, 256, &concurrency);
+  parser.Integer("max-tokens", "N", "limit that the golden outputs were made with", 1, 1 << 20, &max_tokens);
+  parser.Choice("speculation", {"dflash", "off"}, "with 'off' only outputs are compared", &speculation);
+  if (const std::optional<int> exit_code = ParseCommandLine(&parser, argc, argv)) return *exit_code;
+  const absl::StatusOr<std::string> text = ReadFile(path, kMaxGoldenBytes);
+  if (!text.ok()) return UsageError(text.status());
+  const absl::StatusOr<std::vector<GoldenPrompt>> golden = ParseGolden(*text);
+  if (!golden.ok()) return UsageError(Annotate(golden.status(), path));
+
+  Connection connection(address, interrupt);
+  std::vector<Replayed> replayed(golden->size());
+  const grpc::Status status =
+      RunConcurrently(static_cast<int64_t>(golden->size()), concurrency, [&](int64_t index) {
+        const auto i = static_cast<size_t>(index);
+        Generation generation;
+        const grpc::Status answered =
+            connection.Generate(GoldenRequest((*golden)[i], max_tokens, speculation),
+                                absl::InfiniteDuration(), nullptr, &generation);
+        replayed[i].output_ids = std::move(generation.token_ids);
+        for (const v1::StepInfo& round : generation.rounds) {
+          replayed[i].acceptance_lengths.push_back(int64_t{round.accepted()} + 1);
+        }
+        return answered;
+      });
+  if (!status.ok()) return ServerError(status, *interrupt);
+  const ReplayReport report = Report(*golden, replayed, speculation == "dflash");
+  std::fputs(Format(report).c_str(), stdout);
+  return report.Passed() ? kSuccess : kDifferent;
+}
+
+}  // namespace dflash::ctl
