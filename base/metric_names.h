@@ -243,6 +243,15 @@ inline constexpr MetricInfo kSpecVerifySeconds{
     "Time spent in the target's passes of steps that verified drafts.",
     {"method"}};
 
+inline constexpr MetricInfo kSpecConfig{"dflashd_spec_decode_config_info",
+                                        MetricType::kGauge,
+                                        MetricScope::kGroup,
+                                        "Always 1 when a drafter is loaded; how it was read: layers tapped, "
+                                        "mask and window of its layers, mask token, "
+                                        "revisions, and all of it as the line that the log shows.",
+                                        {"method", "block_size", "taps", "draft_layers", "mask_token_id",
+                                         "target_revision", "drafter_revision", "contract"}};
+
 // Processes.
 inline constexpr MetricInfo kReady{"dflashd_ready", MetricType::kGauge, MetricScope::kServer,
                                    "1 when new requests are taken."};
@@ -263,12 +272,11 @@ inline constexpr MetricInfo kBuildInfo{"dflashd_build_info",
                                        MetricScope::kServer,
                                        "Always 1; the version of this server.",
                                        {"version"}};
-inline constexpr MetricInfo kGroupInfo{
-    "dflashd_group_info",
-    MetricType::kGauge,
-    MetricScope::kGroup,
-    "Always 1; backend and feature contract (how target and drafter fit together) of a worker group.",
-    {"backend", "contract"}};
+inline constexpr MetricInfo kGroupInfo{"dflashd_group_info",
+                                       MetricType::kGauge,
+                                       MetricScope::kGroup,
+                                       "Always 1; what a worker group runs on.",
+                                       {"backend"}};
 inline constexpr MetricInfo kGrpcHandled{"dflashd_grpc_server_handled_total",
                                          MetricType::kCounter,
                                          MetricScope::kServer,
@@ -311,6 +319,7 @@ inline constexpr const MetricInfo* kAll[] = {&kRequests,
                                              &kSpecEnabled,
                                              &kSpecDraftSeconds,
                                              &kSpecVerifySeconds,
+                                             &kSpecConfig,
                                              &kReady,
                                              &kDraining,
                                              &kWorkerUp,

@@ -1,0 +1,106 @@
+#include "worker/rpc/engine_metrics.h"
+
+#include <algorithm>
+
+namespace dflash {
+namespace {
+
+constexpr char kMethod[] = "dflash";
+
+double Ratio(int64_t part, int64_t whole) {
+  return whole > 0 ? static_cast<double>(part) / static_cast<double>(whole) : 0;
+}
+
+}  // namespace
+
+// Series are made at once rather than when first observed: a rate needs the zero before the first event.
+EngineMetrics::EngineMetrics(const Options& options) {
+  for (const char* kind : {"prefill", "verify", "mixed"}) {
+    steps_[kind] = &registry_.Counter(metrics::kEngineSteps, {{"kind", kind}, {"exec", "eager"}});
+    step_seconds_[kind] = &registry_.Histogram(metrics::kEngineStepSeconds, {{"kind", kind}});
+  }
+  for (const char* part : {"schedule", "draft", "verify", "sample", "commit", "detokenize"}) {
+    part_seconds_[part] = &registry_.Histogram(metrics::kEngineStepPartSeconds, {{"part", part}});
+  }
+  batch_size_ = &registry_.Histogram(metrics::kBatchSize);
+  batch_tokens_ = &registry_.Histogram(metrics::kBatchTokens);
+  const MetricLabels method = {{"method", kMethod}};
+  drafts_ = &registry_.Counter(metrics::kSpecDrafts, method);
+  draft_tokens_ = &registry_.Counter(metrics::kSpecDraftTokens, method);
+  accepted_tokens_ = &registry_.Counter(metrics::kSpecAcceptedTokens, method);
+  for (int64_t position = 0; position < options.max_drafts; ++position) {
+    const MetricLabels labels = {{"method", kMethod}, {"position", std::to_string(position)}};
+    drafted_at_.push_back(&registry_.Counter(metrics::kSpecDraftTokensPerPosition, labels));
+    accepted_at_.push_back(&registry_.Counter(metrics::kSpecAcceptedTokensPerPosition, labels));
+  }
+  accepted_per_step_ =
+      &registry_.Histogram(metrics::kSpecAcceptedPerStep, {{"method", kMethod}, {"constrained", "no"}});
+  draft_seconds_ = &registry_.Counter(metrics::kSpecDraftSeconds, method);
+  verify_seconds_ = &registry_.Counter(metrics::kSpecVerifySeconds, method);
+  skipped_["disabled_request"] = &registry_.Counter(metrics::kSpecSkipped, {{"reason", "disabled_request"}});
+  registry_.Gauge(metrics::kSpecEnabled, method).Set(options.max_drafts > 0 && options.speculate_by_default);
+  registry_.Gauge(metrics::kGroupInfo, {{"backend", options.backend}}).Set(1);
+  if (!options.config.empty()) registry_.Gauge(metrics::kSpecConfig, options.config).Set(1);
+  SetGauges(EngineGauges());
+}
+
+void EngineMetrics::SetGauges(const EngineGauges& gauges) {
+  const int64_t pages_used = gauges.pages_total - gauges.pages_free;
+  registry_.Gauge(metrics::kCacheUsage, {{"pool", "kv"}}).Set(Ratio(pages_used, gauges.pages_total));
+  registry_.Gauge(metrics::kCacheUsage, {{"pool", "state"}}).Set(Ratio(gauges.running, gauges.state_slots));
+  const auto blocks = [&](const char* pool, const char* state, int64_t count) {
+    registry_.Gauge(metrics::kCacheBlocks, {{"pool", pool}, {"state", state}})
+        .Set(static_cast<double>(count));
+  };
+  blocks("kv", "used", pages_used);
+  blocks("kv", "free", gauges.pages_free);
+  blocks("state", "used", gauges.running);
+  blocks("state", "free", gauges.state_slots - gauges.running);
+}
+
+void EngineMetrics::OnRound(const RoundReport& round) {
+  if (round.drafted == 0) return;
+  drafts_->Increment();
+  draft_tokens_->Increment(round.drafted);
+  accepted_tokens_->Increment(round.accepted);
+  const auto up_to = [](int32_t count, std::vector<prometheus::Counter*>& counters) {
+    for (size_t i = 0; i < std::min(counters.size(), static_cast<size_t>(count)); ++i)
+      counters[i]->Increment();
+  };
+  up_to(round.drafted, drafted_at_);
+  up_to(round.accepted, accepted_at_);
+  accepted_per_step_->Observe(round.accepted);
+}
+
+void EngineMetrics::OnStep(const StepReport& report, const EngineGauges&) {
+  const char* kind = report.verify_rows == 0 ? "prefill" : report.prefill_rows == 0 ? "verify" : "mixed";
+  steps_[kind]->Increment();
+  step_seconds_[kind]->Observe(absl::ToDoubleSeconds(report.total_time));
+  const auto part = [&](const char* name, absl::Duration time) {
+    part_seconds_[name]->Observe(absl::ToDoubleSeconds(time));
+  };
+  part("schedule", report.schedule_time);
+  part("verify", report.forward_time);
+  part("sample", report.sample_time);
+  part("commit", report.commit_time);
+  part("detokenize", report.detokenize_time);
+  batch_size_->Observe(static_cast<double>(report.sequences));
+  batch_tokens_->Observe(static_cast<double>(report.prefill_rows + report.verify_rows));
+  bool speculated = false;
+  for (const RoundReport& round : report.rounds) {
+    OnRound(round);
+    speculated |= round.drafted > 0;
+  }
+  if (speculated) {
+    part("draft", report.draft_time);
+    draft_seconds_->Increment(absl::ToDoubleSeconds(report.draft_time));
+    verify_seconds_->Increment(absl::ToDoubleSeconds(report.forward_time));
+  }
+  for (const std::string& reason : report.not_speculated) {
+    prometheus::Counter*& counter = skipped_[reason];
+    if (counter == nullptr) counter = &registry_.Counter(metrics::kSpecSkipped, {{"reason", reason}});
+    counter->Increment();
+  }
+}
+
+}  // namespace dflash

@@ -1,0 +1,113 @@
+#include "worker/rpc/engine_metrics.h"
+
+#include <map>
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace dflash {
+namespace {
+
+// Every sample by "name{label=value,...}"; histograms as _count and _sum.
+std::map<std::string, double> Samples(const EngineMetrics& metrics) {
+  std::map<std::string, double> samples;
+  for (const auto& family : metrics.Collect()) {
+    EXPECT_NE(metrics::Find(family.name), nullptr) << family.name;
+    for (const auto& metric : family.metric) {
+      std::string labels;
+      for (const auto& label : metric.label) labels += label.name + "=" + label.value + ",";
+      const std::string key = family.name.substr(sizeof("dflashd_") - 1) + "{" + labels + "}";
+      if (family.type == prometheus::MetricType::Histogram) {
+        samples[key + "_count"] = static_cast<double>(metric.histogram.sample_count);
+        samples[key + "_sum"] = metric.histogram.sample_sum;
+      } else {
+        samples[key] =
+            family.type == prometheus::MetricType::Counter ? metric.counter.value : metric.gauge.value;
+      }
+    }
+  }
+  return samples;
+}
+
+EngineMetrics::Options WithDrafter(int64_t max_drafts) {
+  return {.backend = "cpu", .max_drafts = max_drafts, .speculate_by_default = true, .config = {}};
+}
+
+TEST(EngineMetrics, SeriesExistBeforeTheFirstStep) {
+  EngineMetrics metrics(WithDrafter(15));
+  const auto samples = Samples(metrics);
+  EXPECT_EQ(samples.at("spec_decode_num_drafts_total{method=dflash,}"), 0);
+  EXPECT_EQ(samples.at("spec_decode_num_accepted_tokens_per_pos_total{method=dflash,position=14,}"), 0);
+  EXPECT_EQ(samples.count("spec_decode_num_accepted_tokens_per_pos_total{method=dflash,position=15,}"), 0u);
+  EXPECT_EQ(samples.at("engine_steps_total{exec=eager,kind=verify,}"), 0);
+  EXPECT_EQ(samples.at("spec_decode_enabled{method=dflash,}"), 1);
+}
+
+// Rounds: 15 drafted and 7 accepted, 15 and 0, one cut to 2 of which both are accepted, one without drafts.
+TEST(EngineMetrics, CountsRoundsWithoutTheBonusToken) {
+  EngineMetrics metrics(WithDrafter(15));
+  StepReport report;
+  report.verify_rows = 36;
+  report.sequences = 4;
+  report.rounds = {{15, 7}, {15, 0}, {2, 2}, {0, 0}};
+  report.not_speculated = {"disabled_request"};
+  report.draft_time = absl::Milliseconds(2);
+  report.forward_time = absl::Milliseconds(8);
+  report.total_time = absl::Milliseconds(12);
+  metrics.OnStep(report, {});
+  const auto samples = Samples(metrics);
+  EXPECT_EQ(samples.at("spec_decode_num_drafts_total{method=dflash,}"), 3);
+  EXPECT_EQ(samples.at("spec_decode_num_draft_tokens_total{method=dflash,}"), 32);
+  EXPECT_EQ(samples.at("spec_decode_num_accepted_tokens_total{method=dflash,}"), 9);
+  double accepted = 0;
+  double drafted = 0;
+  for (int position = 0; position < 15; ++position) {
+    const std::string labels = "{method=dflash,position=" + std::to_string(position) + ",}";
+    accepted += samples.at("spec_decode_num_accepted_tokens_per_pos_total" + labels);
+    drafted += samples.at("spec_decode_num_draft_tokens_per_pos_total" + labels);
+  }
+  EXPECT_EQ(accepted, 9) << "sum over positions = accepted tokens";
+  EXPECT_EQ(drafted, 32);
+  EXPECT_EQ(samples.at("spec_decode_num_accepted_tokens_per_pos_total{method=dflash,position=0,}"), 2);
+  EXPECT_EQ(samples.at("spec_decode_num_accepted_tokens_per_pos_total{method=dflash,position=2,}"), 1);
+  EXPECT_EQ(samples.at("spec_decode_num_draft_tokens_per_pos_total{method=dflash,position=1,}"), 3);
+  EXPECT_EQ(samples.at("spec_decode_num_draft_tokens_per_pos_total{method=dflash,position=2,}"), 2)
+      << "a position that was not drafted is not in the denominator";
+  EXPECT_EQ(samples.at("spec_decode_accepted_per_step{constrained=no,method=dflash,}_count"), 3);
+  EXPECT_EQ(samples.at("spec_decode_accepted_per_step{constrained=no,method=dflash,}_sum"), 9);
+  EXPECT_EQ(samples.at("spec_decode_skipped_total{reason=disabled_request,}"), 1);
+  EXPECT_DOUBLE_EQ(samples.at("spec_decode_draft_seconds_total{method=dflash,}"), .002);
+  EXPECT_DOUBLE_EQ(samples.at("spec_decode_verify_seconds_total{method=dflash,}"), .008);
+  EXPECT_EQ(samples.at("engine_steps_total{exec=eager,kind=verify,}"), 1);
+  EXPECT_DOUBLE_EQ(samples.at("engine_step_seconds{kind=verify,}_sum"), .012);
+  EXPECT_EQ(samples.at("batch_tokens{}_sum"), 36);
+  EXPECT_EQ(samples.at("batch_size{}_sum"), 4);
+}
+
+TEST(EngineMetrics, KindsOfSteps) {
+  EngineMetrics metrics(WithDrafter(0));
+  StepReport report;
+  report.prefill_rows = 64;
+  metrics.OnStep(report, {});
+  report.verify_rows = 1;
+  metrics.OnStep(report, {});
+  const auto samples = Samples(metrics);
+  EXPECT_EQ(samples.at("engine_steps_total{exec=eager,kind=prefill,}"), 1);
+  EXPECT_EQ(samples.at("engine_steps_total{exec=eager,kind=mixed,}"), 1);
+  EXPECT_EQ(samples.at("spec_decode_enabled{method=dflash,}"), 0);
+  EXPECT_EQ(samples.at("engine_step_part_seconds{part=draft,}_count"), 0);
+}
+
+TEST(EngineMetrics, Pools) {
+  EngineMetrics metrics(WithDrafter(15));
+  metrics.SetGauges({.running = 2, .waiting = 0, .state_slots = 8, .pages_total = 100, .pages_free = 75});
+  const auto samples = Samples(metrics);
+  EXPECT_EQ(samples.at("cache_usage_ratio{pool=kv,}"), .25);
+  EXPECT_EQ(samples.at("cache_usage_ratio{pool=state,}"), .25);
+  EXPECT_EQ(samples.at("cache_blocks{pool=kv,state=free,}"), 75);
+  EXPECT_EQ(samples.at("cache_blocks{pool=state,state=free,}"), 6);
+}
+
+}  // namespace
+}  // namespace dflash
