@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "kernels/elementary/lane.h"
+
 namespace dflash {
 
 // Four 32-bit words: the generator's counter and its output.
@@ -19,7 +21,7 @@ inline constexpr uint32_t kPhiloxWeyl1 = 0xbb67ae85u;
 inline constexpr int kPhiloxRounds = 10;
 
 // The generator: ten rounds over `counter` under the 64-bit key (low word first).
-constexpr PhiloxBlock Philox4x32(PhiloxBlock counter, uint64_t key) {
+DFLASH_LANE_INLINE constexpr PhiloxBlock Philox4x32(PhiloxBlock counter, uint64_t key) {
   uint32_t key0 = static_cast<uint32_t>(key);
   uint32_t key1 = static_cast<uint32_t>(key >> 32);
   for (int round = 0; round < kPhiloxRounds; ++round) {
@@ -41,14 +43,16 @@ enum class NoiseStream : uint32_t {
 
 // The counter of the block that serves token ids 4 * id_block .. 4 * id_block + 3 at an absolute position:
 // (position low, position high, id_block, stream).
-constexpr PhiloxBlock NoiseCounter(int64_t position, uint32_t id_block, NoiseStream stream) {
+DFLASH_LANE_INLINE constexpr PhiloxBlock NoiseCounter(int64_t position, uint32_t id_block,
+                                                      NoiseStream stream) {
   const auto bits = static_cast<uint64_t>(position);
   return {{static_cast<uint32_t>(bits), static_cast<uint32_t>(bits >> 32), id_block,
            static_cast<uint32_t>(stream)}};
 }
 
 // The random word of one token id at one position: word id mod 4 of its block under key = seed.
-constexpr uint32_t NoiseWord(uint64_t seed, int64_t position, int32_t id, NoiseStream stream) {
+DFLASH_LANE_INLINE constexpr uint32_t NoiseWord(uint64_t seed, int64_t position, int32_t id,
+                                                NoiseStream stream) {
   const auto bits = static_cast<uint32_t>(id);
   return Philox4x32(NoiseCounter(position, bits / 4, stream), seed).word[bits % 4];
 }

@@ -33,7 +33,8 @@ inline constexpr int64_t kMaxVocabulary = int64_t{1} << 22;
 //   The
 //            sums are of the integers floor(weight * 2^40), so they do not depend on their order; the
 //            comparison is in double
-//   min-p    keeps weight >= min_p: softmax probabilities of at least min_p times the best one
+//   min-p    keeps weight >= min_p: softmax probabilities of at least min_p times the best one (min_p
+//            above 1 counts as 1)
 // The token is argmax over the survivors v, ties to the lowest id, of
 //   (logit[v] - best) / T + G(seed, position, v),  G = -ln(-log1p(-u)),  u = (x + 1/2) 2^-32, at most 1 -
 //   2^-24

@@ -1,17 +1,18 @@
 #include <algorithm>
 #include <bit>
-#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "kernels/device/cpu/instruction_set.h"
 #include "kernels/device/cpu/thread_pool.h"
 #include "kernels/elementary/elementary.h"
 #include "kernels/sampling/gumbel.h"
 #include "kernels/sampling/philox.h"
 #include "kernels/sampling/sampling.h"
+#include "kernels/sampling/sampling_cpu.h"
 
 namespace dflash {
 namespace {
@@ -28,19 +29,8 @@ absl::Status Check(const char* operation, ConstMatrixView logits, int64_t vocabu
   return absl::OkStatus();
 }
 
-// The highest logit and the lowest id that has it; -1 where no token can be chosen.
-struct Best {
-  float logit = -kInfinity;
-  int32_t id = -1;
-};
-
-Best FindBest(const float* logits, int64_t vocabulary) {
-  Best best;
-  for (int64_t v = 0; v < vocabulary; ++v) {
-    if (!(logits[v] < kInfinity)) return {};  // NaN or +infinity
-    if (logits[v] > best.logit) best = {logits[v], static_cast<int32_t>(v)};
-  }
-  return best;
+const SamplingKernels& Kernels() {
+  return ForCurrentInstructionSet(kSamplingKernelsScalar, kSamplingKernelsAvx2, kSamplingKernelsAvx512);
 }
 
 float Weight(float logit, float best, float temperature) { return ExpF32((logit - best) / temperature); }
@@ -68,15 +58,16 @@ void KeepBest(const float* logits, int64_t vocabulary, int64_t count, std::vecto
   keys.clear();
   const auto capacity = static_cast<size_t>(std::min(vocabulary, std::max<int64_t>(4 * count, 1024)));
   keys.reserve(capacity);
+  const auto next_above = Kernels().next_above;
   float lowest = -kInfinity;  // a logit at or below it cannot enter: an equal one has a higher id
-  for (int64_t v = 0; v < vocabulary; ++v) {
-    if (!(logits[v] > lowest)) continue;
+  for (int64_t v = 0; (v = next_above(logits, v, vocabulary, lowest)) < vocabulary;) {
     if (keys.size() == capacity) {
       cut();
       lowest = logits[IdOf(keys.back())];
-      if (!(logits[v] > lowest)) continue;
+      continue;
     }
     keys.push_back(SortKey(logits[v], v));
+    ++v;
   }
   cut();
   std::sort(keys.begin(), keys.end());
@@ -94,7 +85,7 @@ void Process(const float* logits, int64_t vocabulary, const SamplingParams& para
              Survivors& survivors) {
   std::vector<uint64_t>& keys = survivors.keys;
   const auto weight = [&](int32_t id) { return Weight(logits[id], best, params.temperature); };
-  survivors.min_weight = params.min_p;
+  survivors.min_weight = std::min(params.min_p, 1.0f);
   survivors.all = params.top_k <= 0 && !(params.top_p < 1);
   if (survivors.all) return;
 
@@ -103,7 +94,7 @@ void Process(const float* logits, int64_t vocabulary, const SamplingParams& para
     KeepBest(logits, vocabulary, std::min<int64_t>(params.top_k, vocabulary), keys);
     for (uint64_t key : keys) total += Mass(weight(IdOf(key)));
   } else {
-    for (int64_t v = 0; v < vocabulary; ++v) total += Mass(weight(static_cast<int32_t>(v)));
+    total = Kernels().total_mass(logits, vocabulary, best, params.temperature);
   }
   if (params.top_p < 1) {
     const double enough = static_cast<double>(params.top_p) * static_cast<double>(total);
@@ -129,35 +120,30 @@ void Process(const float* logits, int64_t vocabulary, const SamplingParams& para
     keys.resize(length);
   }
   // Weights fall along the keys; the first, of weight 1, always stays.
-  while (keys.size() > 1 && !(weight(IdOf(keys.back())) >= params.min_p)) keys.pop_back();
+  while (keys.size() > 1 && !(weight(IdOf(keys.back())) >= survivors.min_weight)) keys.pop_back();
 }
 
 // argmax of (logit - best) / temperature + noise over the survivors.
 int32_t Draw(const float* logits, int64_t vocabulary, const SamplingParams& params, int64_t position,
-             Best best, const Survivors& survivors) {
-  int32_t token = best.id;
+             float best, const Survivors& survivors) {
+  if (survivors.all) {
+    return Kernels().draw({.logits = logits,
+                           .vocabulary = vocabulary,
+                           .best = best,
+                           .temperature = params.temperature,
+                           .min_weight = survivors.min_weight,
+                           .seed = params.seed,
+                           .position = position});
+  }
+  int32_t token = -1;
   float highest = -kInfinity;
-  const auto offer = [&](int32_t id, uint32_t word) {
-    const float score = (logits[id] - best.logit) / params.temperature + GumbelNoise(word);
-    if (score > highest || (score == highest && id < token)) {
+  for (uint64_t key : survivors.keys) {
+    const int32_t id = IdOf(key);
+    const uint32_t word = NoiseWord(params.seed, position, id, NoiseStream::kTargetChoice);
+    const float score = (logits[id] - best) / params.temperature + GumbelNoiseF32(word);
+    if (token < 0 || score > highest || (score == highest && id < token)) {
       highest = score;
       token = id;
-    }
-  };
-  if (!survivors.all) {
-    for (uint64_t key : survivors.keys) {
-      offer(IdOf(key), NoiseWord(params.seed, position, IdOf(key), NoiseStream::kTargetChoice));
-    }
-    return token;
-  }
-  for (int64_t first = 0; first < vocabulary; first += 4) {
-    const PhiloxBlock block = Philox4x32(
-        NoiseCounter(position, static_cast<uint32_t>(first / 4), NoiseStream::kTargetChoice), params.seed);
-    for (int64_t v = first; v < std::min(first + 4, vocabulary); ++v) {
-      const auto id = static_cast<int32_t>(v);
-      const bool survives = id == best.id || survivors.min_weight <= 0 ||
-                            Weight(logits[v], best.logit, params.temperature) >= survivors.min_weight;
-      if (survives) offer(id, block.word[v - first]);
     }
   }
   return token;
@@ -168,15 +154,16 @@ int32_t Draw(const float* logits, int64_t vocabulary, const SamplingParams& para
 absl::Status SampleRows(ConstMatrixView logits, const SamplingParams* params, const int64_t* positions,
                         int64_t vocabulary, int32_t* tokens, const Stream& stream) {
   DFLASH_RETURN_IF_ERROR(Check("SampleRows", logits, vocabulary));
+  const SamplingKernels& kernels = Kernels();
   ParallelFor(stream, logits.rows, 1, [&](int64_t begin, int64_t end) {
     Survivors survivors;
     for (int64_t r = begin; r < end; ++r) {
       const float* row = logits.Row<float>(r);
-      const Best best = FindBest(row, vocabulary);
+      const BestLogit best = kernels.find_best(row, vocabulary);
       tokens[r] = best.id;
       if (best.id < 0 || params[r].temperature <= 0) continue;
       Process(row, vocabulary, params[r], best.logit, survivors);
-      tokens[r] = Draw(row, vocabulary, params[r], positions[r], best, survivors);
+      tokens[r] = Draw(row, vocabulary, params[r], positions[r], best.logit, survivors);
     }
   });
   return absl::OkStatus();
@@ -184,8 +171,9 @@ absl::Status SampleRows(ConstMatrixView logits, const SamplingParams* params, co
 
 absl::Status ArgmaxRows(ConstMatrixView logits, int64_t vocabulary, int32_t* tokens, const Stream& stream) {
   DFLASH_RETURN_IF_ERROR(Check("ArgmaxRows", logits, vocabulary));
+  const SamplingKernels& kernels = Kernels();
   ParallelFor(stream, logits.rows, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; ++r) tokens[r] = FindBest(logits.Row<float>(r), vocabulary).id;
+    for (int64_t r = begin; r < end; ++r) tokens[r] = kernels.find_best(logits.Row<float>(r), vocabulary).id;
   });
   return absl::OkStatus();
 }

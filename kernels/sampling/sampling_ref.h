@@ -42,7 +42,7 @@ inline std::vector<int32_t> SurvivorsRef(const float* logits, int64_t vocabulary
     keep(count);
   }
   size_t count = 1;
-  while (count < ids.size() && weight(ids[count]) >= params.min_p) ++count;
+  while (count < ids.size() && weight(ids[count]) >= std::min(params.min_p, 1.0f)) ++count;
   keep(count);
   return ids;
 }
@@ -58,7 +58,7 @@ inline int32_t SampleRef(const float* logits, int64_t vocabulary, const Sampling
   float highest = 0;
   for (int32_t id : ids) {
     const uint32_t word = NoiseWord(params.seed, position, id, NoiseStream::kTargetChoice);
-    const float score = (logits[id] - best) / params.temperature + GumbelNoise(word);
+    const float score = (logits[id] - best) / params.temperature + GumbelNoiseF32(word);
     if (token < 0 || score > highest) {
       token = id;
       highest = score;

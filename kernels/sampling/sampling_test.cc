@@ -48,16 +48,16 @@ std::vector<int32_t> Argmax(const HostMatrix<float>& logits, int64_t vocabulary)
 
 TEST(GumbelTest, FollowsTheFormulaInDouble) {
   // u = 2^-33 gives the largest noise, 33 ln 2; u is capped at 1 - 2^-24, where E = 24 ln 2.
-  EXPECT_NEAR(GumbelNoise(0), 33 * std::log(2.0), 1e-5);
-  EXPECT_NEAR(GumbelNoise(0xffffffffu), -std::log(24 * std::log(2.0)), 1e-5);
-  EXPECT_NEAR(GumbelNoise(0x80000000u), -std::log(std::log(2.0)), 1e-6);
+  EXPECT_NEAR(GumbelNoiseF32(0), 33 * std::log(2.0), 1e-5);
+  EXPECT_NEAR(GumbelNoiseF32(0xffffffffu), -std::log(24 * std::log(2.0)), 1e-5);
+  EXPECT_NEAR(GumbelNoiseF32(0x80000000u), -std::log(std::log(2.0)), 1e-6);
   std::mt19937 generator(3);
   for (int i = 0; i < 10000; ++i) {
     const uint32_t x = generator() >> (i % 32);
     const double u = std::min((x + 0.5) * 0x1p-32, 1 - 0x1p-24);
     // Near u = 1, where the noise is at its lowest and rarely wins, a float32 u has few digits left of 1 - u.
     const double tolerance = 1e-6 + 0x1p-23 / (1 - u) / -std::log1p(-u);
-    ASSERT_NEAR(GumbelNoise(x), -std::log(-std::log1p(-u)), tolerance) << x;
+    ASSERT_NEAR(GumbelNoiseF32(x), -std::log(-std::log1p(-u)), tolerance) << x;
   }
 }
 
@@ -91,6 +91,9 @@ TEST(SurvivorsTest, LiteralValues) {
 
 // ---- The operation against the reference, token for token.
 
+constexpr InstructionSet kAllInstructionSets[] = {InstructionSet::kScalar, InstructionSet::kAvx2,
+                                                  InstructionSet::kAvx512};
+
 std::vector<SamplingParams> ManyParams() {
   std::vector<SamplingParams> params;
   for (float temperature : {0.0f, 0.3f, 1.0f, 5.0f, 1e-30f}) {
@@ -121,12 +124,20 @@ TEST(SamplingTest, EqualsTheReference) {
       }
       std::vector<int64_t> positions;
       for (int64_t r = 0; r < rows; ++r) positions.push_back(r * 977);
-      const std::vector<int32_t> tokens = Sample(logits, params, positions, vocabulary);
+      std::vector<int32_t> want;
       for (int64_t r = 0; r < rows; ++r) {
         const auto at = static_cast<size_t>(r);
-        ASSERT_EQ(tokens[at], SampleRef(logits.Row(r), vocabulary, params[at], positions[at]))
-            << "temperature " << params[at].temperature << " top_k " << params[at].top_k << " top_p "
-            << params[at].top_p << " min_p " << params[at].min_p;
+        want.push_back(SampleRef(logits.Row(r), vocabulary, params[at], positions[at]));
+      }
+      for (InstructionSet set : kAllInstructionSets) {
+        if (!IsSupported(set)) continue;
+        const ScopedInstructionSet scoped(set);
+        const std::vector<int32_t> tokens = Sample(logits, params, positions, vocabulary);
+        for (size_t r = 0; r < tokens.size(); ++r) {
+          ASSERT_EQ(tokens[r], want[r])
+              << Name(set) << " temperature " << params[r].temperature << " top_k " << params[r].top_k
+              << " top_p " << params[r].top_p << " min_p " << params[r].min_p;
+        }
       }
     }
   }

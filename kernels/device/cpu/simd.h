@@ -42,7 +42,8 @@
 //   V Max(a, b) = a > b ? a : b   V Min(a, b) = a < b ? a : b   (so a NaN in either gives b)   V Abs(V)
 //   M a < b   M a <= b   M a > b   M a >= b   M IsNan(V)   V Select(M, if_true, if_false)
 //   bool Any(M)
-//   I BitsOf(V)   V FromBits(I)   V ToFloat(I)   I + I   I - I   I & I   I | I   I << n   I >> n (arithmetic)
+//   I BitsOf(V)   V FromBits(I)   V ToFloat(I)   I + I   I - I   I & I   I | I   I ^ I   I << n   I >> n (arithmetic)
+//   I MulWide(I a, uint32_t b, I* high): low and high words of the unsigned 64-bit products
 //   float ReduceAdd(V): lanes i and i + 8, then i + 4, i + 2, i + 1.   float ReduceMax(V), without NaNs
 // kLanes = 16.
 #if defined(__AVX512F__)

@@ -113,6 +113,19 @@ DFLASH_SIMD_INLINE I32x16 operator&(I32x16 a, I32x16 b) {
 DFLASH_SIMD_INLINE I32x16 operator|(I32x16 a, I32x16 b) {
   return {_mm256_or_si256(a.lo, b.lo), _mm256_or_si256(a.hi, b.hi)};
 }
+DFLASH_SIMD_INLINE I32x16 operator^(I32x16 a, I32x16 b) {
+  return {_mm256_xor_si256(a.lo, b.lo), _mm256_xor_si256(a.hi, b.hi)};
+}
+DFLASH_SIMD_INLINE __m256i MulWideHalf(__m256i a, __m256i factor, __m256i* high) {
+  const __m256i even = _mm256_mul_epu32(a, factor);
+  const __m256i odd = _mm256_mul_epu32(_mm256_srli_epi64(a, 32), factor);
+  *high = _mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xaa);
+  return _mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xaa);
+}
+DFLASH_SIMD_INLINE I32x16 MulWide(I32x16 a, uint32_t b, I32x16* high) {
+  const __m256i factor = _mm256_set1_epi32(static_cast<int>(b));
+  return {MulWideHalf(a.lo, factor, &high->lo), MulWideHalf(a.hi, factor, &high->hi)};
+}
 DFLASH_SIMD_INLINE I32x16 operator<<(I32x16 a, int n) {
   const __m128i count = _mm_cvtsi32_si128(n);
   return {_mm256_sll_epi32(a.lo, count), _mm256_sll_epi32(a.hi, count)};

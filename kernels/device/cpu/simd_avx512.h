@@ -67,6 +67,14 @@ DFLASH_SIMD_INLINE I32x16 operator+(I32x16 a, I32x16 b) { return {_mm512_add_epi
 DFLASH_SIMD_INLINE I32x16 operator-(I32x16 a, I32x16 b) { return {_mm512_sub_epi32(a.v, b.v)}; }
 DFLASH_SIMD_INLINE I32x16 operator&(I32x16 a, I32x16 b) { return {_mm512_and_si512(a.v, b.v)}; }
 DFLASH_SIMD_INLINE I32x16 operator|(I32x16 a, I32x16 b) { return {_mm512_or_si512(a.v, b.v)}; }
+DFLASH_SIMD_INLINE I32x16 operator^(I32x16 a, I32x16 b) { return {_mm512_xor_si512(a.v, b.v)}; }
+DFLASH_SIMD_INLINE I32x16 MulWide(I32x16 a, uint32_t b, I32x16* high) {
+  const __m512i factor = _mm512_set1_epi32(static_cast<int>(b));
+  const __m512i even = _mm512_mul_epu32(a.v, factor);
+  const __m512i odd = _mm512_mul_epu32(_mm512_srli_epi64(a.v, 32), factor);
+  high->v = _mm512_mask_blend_epi32(0xaaaa, _mm512_srli_epi64(even, 32), odd);
+  return {_mm512_mask_blend_epi32(0xaaaa, even, _mm512_slli_epi64(odd, 32))};
+}
 DFLASH_SIMD_INLINE I32x16 operator<<(I32x16 a, int n) {
   return {_mm512_sll_epi32(a.v, _mm_cvtsi32_si128(n))};
 }

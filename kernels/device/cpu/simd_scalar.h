@@ -99,6 +99,16 @@ DFLASH_SIMD_INLINE I32x16 operator+(I32x16 a, I32x16 b) { DFLASH_SIMD_LANES(I32x
 DFLASH_SIMD_INLINE I32x16 operator-(I32x16 a, I32x16 b) { DFLASH_SIMD_LANES(I32x16, a.v[i] - b.v[i]); }
 DFLASH_SIMD_INLINE I32x16 operator&(I32x16 a, I32x16 b) { DFLASH_SIMD_LANES(I32x16, a.v[i] & b.v[i]); }
 DFLASH_SIMD_INLINE I32x16 operator|(I32x16 a, I32x16 b) { DFLASH_SIMD_LANES(I32x16, a.v[i] | b.v[i]); }
+DFLASH_SIMD_INLINE I32x16 operator^(I32x16 a, I32x16 b) { DFLASH_SIMD_LANES(I32x16, a.v[i] ^ b.v[i]); }
+DFLASH_SIMD_INLINE I32x16 MulWide(I32x16 a, uint32_t b, I32x16* high) {
+  I32x16 low;
+  for (int i = 0; i < kLanes; ++i) {
+    const uint64_t product = static_cast<uint64_t>(a.v[i]) * b;
+    low.v[i] = static_cast<uint32_t>(product);
+    high->v[i] = static_cast<uint32_t>(product >> 32);
+  }
+  return low;
+}
 DFLASH_SIMD_INLINE I32x16 operator<<(I32x16 a, int n) { DFLASH_SIMD_LANES(I32x16, a.v[i] << n); }
 DFLASH_SIMD_INLINE I32x16 operator>>(I32x16 a, int n) {
   DFLASH_SIMD_LANES(I32x16, static_cast<uint32_t>(static_cast<int32_t>(a.v[i]) >> n));

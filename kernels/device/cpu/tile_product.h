@@ -19,18 +19,25 @@ template <int kRows, int kVectors>
 DFLASH_SIMD_INLINE void TileProductBlock(const float* a, int64_t a_row, int64_t a_k, const float* b,
                                          int64_t b_row, int64_t depth, float* c, int64_t c_row) {
   F32x16 sum[kRows][kVectors];
+#pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) sum[r][v] = Load(c + r * c_row + v * kLanes);
   }
   for (int64_t k = 0; k < depth; ++k) {
     F32x16 column[kVectors];
+#pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) column[v] = Load(b + k * b_row + v * kLanes);
+#pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
       const F32x16 factor = F32x16::Broadcast(a[r * a_row + k * a_k]);
+#pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) sum[r][v] = Fma(factor, column[v], sum[r][v]);
     }
   }
+#pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) Store(c + r * c_row + v * kLanes, sum[r][v]);
   }
 }

@@ -1,0 +1,1 @@
+#include "kernels/sampling/sampling_cpu_body.h"
