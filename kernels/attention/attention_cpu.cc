@@ -2,44 +2,26 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <memory>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "base/check.h"
 #include "base/status.h"
-#include "kernels/attention/attention.h"
+#include "kernels/attention/attention_backend.h"
 #include "kernels/batch/segments_cpu.h"
 #include "kernels/device/cpu/instruction_set.h"
 #include "kernels/device/cpu/thread_pool.h"
 
 namespace dflash {
+
+int64_t KeyValuePool::PageBytes() const {
+  return kv_heads * KeyBlockFloats(head_dim) * static_cast<int64_t>(sizeof(float));
+}
+
+namespace backend {
 namespace {
 
 constexpr int64_t kMaxQueriesPerTask = 64;  // their running outputs stay in L2 beside one block
-
-absl::Status CheckPool(const char* operation, const KeyValuePool& pool, PageTable table) {
-  if (pool.page_count < 0 || pool.kv_heads < 1 || pool.head_dim < 1 || table.slots < 0 ||
-      table.pages_per_slot < 0) {
-    return absl::InvalidArgumentError(absl::StrCat(operation, ": pool of ", pool.page_count, " pages x ",
-                                                   pool.kv_heads, " heads x ", pool.head_dim, ", table of ",
-                                                   table.slots, " slots x ", table.pages_per_slot));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckKeyValue(const char* operation, const KeyValuePool& pool, ConstMatrixView k,
-                           ConstMatrixView v, int64_t rows) {
-  const int64_t cols = pool.kv_heads * pool.head_dim;
-  if (k.dtype != DType::kF32 || v.dtype != DType::kF32 || k.rows != rows || v.rows != rows ||
-      k.cols != cols || v.cols != cols) {
-    return absl::InvalidArgumentError(absl::StrCat(operation, ": keys ", Name(k.dtype), " ", k.rows, "x",
-                                                   k.cols, ", values ", Name(v.dtype), " ", v.rows, "x",
-                                                   v.cols, ", expected F32 ", rows, "x", cols));
-  }
-  return absl::OkStatus();
-}
 
 // The page that holds a position, or an error: what follows would read or write anywhere.
 absl::StatusOr<int64_t> PageOf(const char* operation, PageTable table, const KeyValuePool& pool, int64_t slot,
@@ -157,15 +139,9 @@ struct Part {
 
 }  // namespace
 
-int64_t KeyValuePool::PageBytes() const {
-  return kv_heads * KeyBlockFloats(head_dim) * static_cast<int64_t>(sizeof(float));
-}
-
 absl::Status StoreKeyValue(ConstMatrixView k, ConstMatrixView v, SegmentList segments,
                            const int32_t* row_counts, PageTable table, const KeyValuePool& pool,
                            const Stream& stream) {
-  DFLASH_RETURN_IF_ERROR(CheckPool("StoreKeyValue", pool, table));
-  DFLASH_RETURN_IF_ERROR(CheckKeyValue("StoreKeyValue", pool, k, v, k.rows));
   DFLASH_RETURN_IF_ERROR(CheckSegments("StoreKeyValue", segments, k.rows, table.slots));
   DFLASH_RETURN_IF_ERROR(CheckRowCounts("StoreKeyValue", segments, row_counts));
   for (int64_t i = 0; i < segments.count; ++i) {
@@ -193,12 +169,6 @@ absl::Status StoreKeyValue(ConstMatrixView k, ConstMatrixView v, SegmentList seg
 
 absl::Status LoadKeyValue(const KeyValuePool& pool, PageTable table, int64_t slot, int64_t first_position,
                           MatrixView k, MatrixView v, const Stream&) {
-  DFLASH_RETURN_IF_ERROR(CheckPool("LoadKeyValue", pool, table));
-  DFLASH_RETURN_IF_ERROR(CheckKeyValue("LoadKeyValue", pool, k, v, k.rows));
-  if (slot < 0 || slot >= table.slots || first_position < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("LoadKeyValue: position ", first_position, " of slot ", slot, " of ", table.slots));
-  }
   for (int64_t t = 0; t < k.rows; ++t) {
     const int64_t position = first_position + t, token = position % kPageTokens;
     DFLASH_ASSIGN_OR_RETURN(const int64_t page, PageOf("LoadKeyValue", table, pool, slot, position));
@@ -217,17 +187,8 @@ absl::Status Attention(ConstMatrixView q, ConstMatrixView block_k, ConstMatrixVi
                        SegmentList segments, const int32_t* context_starts, PageTable table,
                        const KeyValuePool& pool, const AttentionMask& mask, float scale, MatrixView out,
                        const Stream& stream) {
-  DFLASH_RETURN_IF_ERROR(CheckPool("Attention", pool, table));
-  DFLASH_RETURN_IF_ERROR(CheckKeyValue("Attention", pool, block_k, block_v, q.rows));
   DFLASH_RETURN_IF_ERROR(CheckSegments("Attention", segments, q.rows, table.slots));
   const int64_t dim = pool.head_dim;
-  if (q.dtype != DType::kF32 || out.dtype != DType::kF32 || q.cols % (pool.kv_heads * dim) != 0 ||
-      q.cols == 0 || out.rows != q.rows || out.cols != q.cols || mask.window < 0 || !(scale > 0)) {
-    return absl::InvalidArgumentError(absl::StrCat("Attention: queries ", Name(q.dtype), " ", q.rows, "x",
-                                                   q.cols, ", output ", Name(out.dtype), " ", out.rows, "x",
-                                                   out.cols, ", ", pool.kv_heads, " KV heads x ", dim,
-                                                   ", window ", mask.window, ", scale ", scale));
-  }
   const int64_t group = q.cols / (pool.kv_heads * dim);
 
   std::vector<SegmentKeys> keys(static_cast<size_t>(segments.count));
@@ -297,4 +258,5 @@ absl::Status Attention(ConstMatrixView q, ConstMatrixView block_k, ConstMatrixVi
   return absl::OkStatus();
 }
 
+}  // namespace backend
 }  // namespace dflash

@@ -4,6 +4,9 @@
 
 #include <cstdint>
 
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+
 namespace dflash {
 
 // Consecutive rows of one sequence: row first_row + i is the token at absolute position start_position + i,
@@ -19,6 +22,14 @@ struct SegmentList {
   const Segment* data = nullptr;  // device memory
   int64_t count = 0;
 };
+
+// InvalidArgument, beginning with `operation`, for a list that cannot be read. What the segments say is not
+// looked at: that is device memory.
+inline absl::Status CheckSegmentList(const char* operation, SegmentList segments) {
+  if (segments.count >= 0 && (segments.count == 0 || segments.data != nullptr)) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(operation, ": no segments behind a count of ", segments.count));
+}
 
 // Tokens in one page of keys and values; also the grid of prefill chunks and of attention's key blocks.
 inline constexpr int64_t kPageTokens = 64;

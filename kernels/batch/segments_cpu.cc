@@ -1,14 +1,12 @@
 #include "kernels/batch/segments_cpu.h"
 
 #include "absl/strings/str_cat.h"
+#include "base/status.h"
 
 namespace dflash {
 
 absl::Status CheckSegments(const char* operation, SegmentList segments, int64_t rows, int64_t slots) {
-  if (segments.count < 0 || (segments.count > 0 && segments.data == nullptr)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(operation, ": no segments behind a count of ", segments.count));
-  }
+  DFLASH_RETURN_IF_ERROR(CheckSegmentList(operation, segments));
   for (int64_t i = 0; i < segments.count; ++i) {
     const Segment& segment = segments.data[i];
     if (segment.slot < 0 || segment.slot >= slots) {

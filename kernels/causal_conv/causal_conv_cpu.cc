@@ -1,41 +1,20 @@
+#include "kernels/causal_conv/causal_conv_cpu.h"
+
 #include <cstdint>
 #include <cstring>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "kernels/batch/segments_cpu.h"
-#include "kernels/causal_conv/causal_conv.h"
-#include "kernels/causal_conv/causal_conv_cpu.h"
+#include "kernels/causal_conv/causal_conv_backend.h"
 #include "kernels/device/cpu/instruction_set.h"
 #include "kernels/device/cpu/thread_pool.h"
 
-namespace dflash {
-namespace {
-
-absl::Status CheckState(const char* operation, ConstMatrixView x, const ConvState& state) {
-  if (state.taps < 1 || state.channels < 1 || x.dtype != DType::kF32 || x.cols != state.channels) {
-    return absl::InvalidArgumentError(absl::StrCat(operation, ": ", Name(x.dtype), " input of ", x.cols,
-                                                   " columns, state of ", state.taps, " taps x ",
-                                                   state.channels, " channels"));
-  }
-  return absl::OkStatus();
-}
-
-}  // namespace
-
-int64_t ConvState::Bytes() const { return slots * (taps - 1) * channels * SizeOf(DType::kF32); }
+namespace dflash::backend {
 
 absl::Status CausalConv(ConstMatrixView x, ConstMatrixView w, SegmentList segments, const ConvState& state,
                         MatrixView y, const Stream& stream) {
-  DFLASH_RETURN_IF_ERROR(CheckState("CausalConv", x, state));
   DFLASH_RETURN_IF_ERROR(CheckSegments("CausalConv", segments, x.rows, state.slots));
-  if (w.rows != state.channels || w.cols != state.taps || y.dtype != DType::kF32 || y.rows != x.rows ||
-      y.cols != x.cols) {
-    return absl::InvalidArgumentError(absl::StrCat("CausalConv: input ", x.rows, "x", x.cols, ", weight ",
-                                                   w.rows, "x", w.cols, ", ", Name(y.dtype), " output ",
-                                                   y.rows, "x", y.cols, " for ", state.taps, " taps"));
-  }
   const int64_t taps = state.taps, history = taps - 1;
   const auto convolve = ForCurrentInstructionSet(ConvolveRowScalar, ConvolveRowAvx2, ConvolveRowAvx512);
   ParallelFor(stream, state.channels, 64, [&](int64_t begin, int64_t end) {
@@ -67,7 +46,6 @@ absl::Status CausalConv(ConstMatrixView x, ConstMatrixView w, SegmentList segmen
 
 absl::Status AdvanceConvState(ConstMatrixView x, SegmentList segments, const int32_t* row_counts,
                               const ConvState& state, const Stream&) {
-  DFLASH_RETURN_IF_ERROR(CheckState("AdvanceConvState", x, state));
   DFLASH_RETURN_IF_ERROR(CheckSegments("AdvanceConvState", segments, x.rows, state.slots));
   DFLASH_RETURN_IF_ERROR(CheckRowCounts("AdvanceConvState", segments, row_counts));
   const int64_t history = state.taps - 1;
@@ -87,4 +65,4 @@ absl::Status AdvanceConvState(ConstMatrixView x, SegmentList segments, const int
   return absl::OkStatus();
 }
 
-}  // namespace dflash
+}  // namespace dflash::backend

@@ -1,3 +1,5 @@
+#include "kernels/gated_delta_net/gated_delta_net_cpu.h"
+
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -9,41 +11,10 @@
 #include "kernels/device/cpu/instruction_set.h"
 #include "kernels/device/cpu/thread_pool.h"
 #include "kernels/elementary/elementary.h"
-#include "kernels/gated_delta_net/gated_delta_net.h"
-#include "kernels/gated_delta_net/gated_delta_net_cpu.h"
+#include "kernels/gated_delta_net/gated_delta_net_backend.h"
 
-namespace dflash {
+namespace dflash::backend {
 namespace {
-
-absl::Status CheckShape(const char* operation, const GatedDeltaNetShape& shape) {
-  if (shape.key_heads < 1 || shape.value_heads < 1 || shape.value_heads % shape.key_heads != 0 ||
-      shape.key_dim < 1 || shape.value_dim < 1) {
-    return absl::InvalidArgumentError(absl::StrCat(operation, ": ", shape.key_heads, " key heads of ",
-                                                   shape.key_dim, ", ", shape.value_heads, " value heads of ",
-                                                   shape.value_dim));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckInput(const char* operation, const GatedDeltaNetShape& shape,
-                        const GatedDeltaNetInput& input, SegmentList segments,
-                        const GatedDeltaNetState& state, const MatrixView& o) {
-  DFLASH_RETURN_IF_ERROR(CheckShape(operation, shape));
-  const int64_t rows = input.qkv.rows;
-  const auto matches = [&](const ConstMatrixView& view, int64_t cols) {
-    return view.dtype == DType::kF32 && view.rows == rows && view.cols == cols;
-  };
-  if (!matches(input.qkv, shape.QkvCols()) || !matches(input.beta, shape.value_heads) ||
-      !matches(input.decay, shape.value_heads) || !matches(o, shape.value_heads * shape.value_dim) ||
-      input.a_log == nullptr || input.dt_bias == nullptr) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        operation, ": qkv ", rows, "x", input.qkv.cols, ", beta ", input.beta.rows, "x", input.beta.cols,
-        ", decay ", input.decay.rows, "x", input.decay.cols, ", o ", o.rows, "x", o.cols,
-        " must be float32 [", rows, ", ", shape.QkvCols(), "], [", rows, ", ", shape.value_heads,
-        "] twice and [", rows, ", ", shape.value_heads * shape.value_dim, "]"));
-  }
-  return CheckSegments(operation, segments, rows, state.slots);
-}
 
 absl::Status CheckPending(const char* operation, int64_t slot, const PendingRecords& pending,
                           const GatedDeltaNetState& state) {
@@ -154,7 +125,7 @@ DeltaVerifyTask TaskOf(const GatedDeltaNetShape& shape, const GatedDeltaNetState
 absl::Status GatedDeltaNetVerify(const GatedDeltaNetShape& shape, const GatedDeltaNetInput& input,
                                  SegmentList segments, const PendingRecords& pending,
                                  const GatedDeltaNetState& state, MatrixView o, const Stream& stream) {
-  DFLASH_RETURN_IF_ERROR(CheckInput("GatedDeltaNetVerify", shape, input, segments, state, o));
+  DFLASH_RETURN_IF_ERROR(CheckSegments("GatedDeltaNetVerify", segments, input.qkv.rows, state.slots));
   for (int64_t i = 0; i < segments.count; ++i) {
     const Segment& segment = segments.data[i];
     DFLASH_RETURN_IF_ERROR(CheckPending("GatedDeltaNetVerify", segment.slot, pending, state));
@@ -203,7 +174,7 @@ absl::Status GatedDeltaNetVerify(const GatedDeltaNetShape& shape, const GatedDel
 absl::Status GatedDeltaNetPrefill(const GatedDeltaNetShape& shape, const GatedDeltaNetInput& input,
                                   SegmentList segments, const GatedDeltaNetState& state, MatrixView o,
                                   const Stream& stream) {
-  DFLASH_RETURN_IF_ERROR(CheckInput("GatedDeltaNetPrefill", shape, input, segments, state, o));
+  DFLASH_RETURN_IF_ERROR(CheckSegments("GatedDeltaNetPrefill", segments, input.qkv.rows, state.slots));
   const PreparedRows prepared = Prepare(shape, input, segments, stream);
   const int64_t key_cols = shape.key_heads * shape.key_dim, group = shape.value_heads / shape.key_heads;
   const DeltaKernels& kernels = Kernels();
@@ -243,7 +214,6 @@ absl::Status GatedDeltaNetPrefill(const GatedDeltaNetShape& shape, const GatedDe
 absl::Status GatedDeltaNetFold(const GatedDeltaNetShape& shape, const int32_t* slots, int64_t slot_count,
                                const PendingRecords& pending, const GatedDeltaNetState& state,
                                const Stream& stream) {
-  DFLASH_RETURN_IF_ERROR(CheckShape("GatedDeltaNetFold", shape));
   for (int64_t i = 0; i < slot_count; ++i) {
     DFLASH_RETURN_IF_ERROR(CheckPending("GatedDeltaNetFold", slots[i], pending, state));
   }
@@ -260,4 +230,4 @@ absl::Status GatedDeltaNetFold(const GatedDeltaNetShape& shape, const int32_t* s
   return absl::OkStatus();
 }
 
-}  // namespace dflash
+}  // namespace dflash::backend

@@ -54,6 +54,7 @@ DFLASH_SIMD_INLINE void StoreColumns(float* p, Columns a) {
 // The columns [n, n + 32) of a row of `size`, those beyond it zero.
 DFLASH_SIMD_INLINE Columns LoadColumns(const float* row, int64_t n, int64_t size) {
   Columns a;
+#pragma GCC unroll 2
   for (int i = 0; i < 2; ++i) {
     const int lanes = LanesAt(n + i * kLanes, size);
     a.v[i] = lanes == 0 ? F32x16::Broadcast(0) : LoadPartial(row + n + i * kLanes, lanes);
@@ -61,6 +62,7 @@ DFLASH_SIMD_INLINE Columns LoadColumns(const float* row, int64_t n, int64_t size
   return a;
 }
 DFLASH_SIMD_INLINE void StoreColumns(float* row, int64_t n, int64_t size, Columns a) {
+#pragma GCC unroll 2
   for (int i = 0; i < 2; ++i) {
     const int lanes = LanesAt(n + i * kLanes, size);
     if (lanes > 0) StorePartial(row + n + i * kLanes, a.v[i], lanes);
@@ -73,6 +75,7 @@ DFLASH_SIMD_INLINE void Update(const float* k, Columns c, float decay, int64_t k
   for (int64_t d = 0; d < key_dim; ++d, S += kDeltaColumns) {
     Columns s = LoadColumns(S);
     const F32x16 key = F32x16::Broadcast(k[d]);
+#pragma GCC unroll 2
     for (int i = 0; i < 2; ++i) s.v[i] = Fma(key, c.v[i], factor * s.v[i]);
     StoreColumns(S, s);
   }
@@ -100,6 +103,7 @@ static void Verify(const DeltaVerifyTask& task) {
       for (int64_t d = 0; d < task.key_dim; ++d) {
         const Columns s = LoadColumns(S + d * kDeltaColumns);
         const F32x16 key = F32x16::Broadcast(row.k[d]), query = F32x16::Broadcast(row.q[d]);
+#pragma GCC unroll 2
         for (int i = 0; i < 2; ++i) {
           seen.v[i] = Fma(key, s.v[i], seen.v[i]);
           out.v[i] = Fma(query, s.v[i], out.v[i]);
@@ -107,6 +111,7 @@ static void Verify(const DeltaVerifyTask& task) {
       }
       Columns c = LoadColumns(row.v, n, task.value_dim);
       const F32x16 decay = F32x16::Broadcast(row.decay), key_query = F32x16::Broadcast(row.key_query);
+#pragma GCC unroll 2
       for (int i = 0; i < 2; ++i) {
         c.v[i] = F32x16::Broadcast(row.beta) * Fma(F32x16::Broadcast(-row.decay), seen.v[i], c.v[i]);
         out.v[i] = Fma(key_query, c.v[i], decay * out.v[i]);

@@ -1,33 +1,22 @@
+#include "kernels/sampling/sampling_cpu.h"
+
 #include <algorithm>
 #include <bit>
 #include <cstdint>
 #include <limits>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
-#include "base/status.h"
 #include "kernels/device/cpu/instruction_set.h"
 #include "kernels/device/cpu/thread_pool.h"
 #include "kernels/elementary/elementary.h"
 #include "kernels/sampling/gumbel.h"
 #include "kernels/sampling/philox.h"
-#include "kernels/sampling/sampling.h"
-#include "kernels/sampling/sampling_cpu.h"
+#include "kernels/sampling/sampling_backend.h"
 
-namespace dflash {
+namespace dflash::backend {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
-absl::Status Check(const char* operation, ConstMatrixView logits, int64_t vocabulary) {
-  if (logits.dtype != DType::kF32 || vocabulary < 1 || vocabulary > kMaxVocabulary ||
-      vocabulary > logits.cols) {
-    return absl::InvalidArgumentError(absl::StrCat(operation, ": vocabulary ", vocabulary, " of ",
-                                                   Name(logits.dtype), " logits with ", logits.cols,
-                                                   " columns"));
-  }
-  return absl::OkStatus();
-}
 
 const SamplingKernels& Kernels() {
   return ForCurrentInstructionSet(kSamplingKernelsScalar, kSamplingKernelsAvx2, kSamplingKernelsAvx512);
@@ -153,7 +142,6 @@ int32_t Draw(const float* logits, int64_t vocabulary, const SamplingParams& para
 
 absl::Status SampleRows(ConstMatrixView logits, const SamplingParams* params, const int64_t* positions,
                         int64_t vocabulary, int32_t* tokens, const Stream& stream) {
-  DFLASH_RETURN_IF_ERROR(Check("SampleRows", logits, vocabulary));
   const SamplingKernels& kernels = Kernels();
   ParallelFor(stream, logits.rows, 1, [&](int64_t begin, int64_t end) {
     Survivors survivors;
@@ -170,7 +158,6 @@ absl::Status SampleRows(ConstMatrixView logits, const SamplingParams* params, co
 }
 
 absl::Status ArgmaxRows(ConstMatrixView logits, int64_t vocabulary, int32_t* tokens, const Stream& stream) {
-  DFLASH_RETURN_IF_ERROR(Check("ArgmaxRows", logits, vocabulary));
   const SamplingKernels& kernels = Kernels();
   ParallelFor(stream, logits.rows, 1, [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) tokens[r] = kernels.find_best(logits.Row<float>(r), vocabulary).id;
@@ -178,4 +165,4 @@ absl::Status ArgmaxRows(ConstMatrixView logits, int64_t vocabulary, int32_t* tok
   return absl::OkStatus();
 }
 
-}  // namespace dflash
+}  // namespace dflash::backend
