@@ -9,11 +9,16 @@
 
 namespace dflash {
 
+struct Asked {
+  std::string path;             // of the object
+  std::set<std::string> names;  // of its keys
+};
+
 struct JsonObject::File {
   std::string origin;
   JsonValue root;
-  std::set<const JsonValue*> read;                          // values that a getter returned or looked at
-  std::map<const JsonValue*, std::set<std::string>> asked;  // per object: names asked for
+  std::set<const JsonValue*> read;          // values that a getter returned or looked at
+  std::map<const JsonValue*, Asked> asked;  // what getters asked for, present or not
   std::set<std::string> asked_paths;
 };
 
@@ -77,7 +82,9 @@ absl::Status JsonObject::Unimplemented(const std::string& key, const std::string
 
 // Records the question; null when the key is absent or null.
 const JsonValue* JsonObject::Lookup(const std::string& key) const {
-  file_->asked[node_].insert(key);
+  Asked& asked = file_->asked[node_];
+  asked.path = path_;
+  asked.names.insert(key);
   file_->asked_paths.insert(PathOf(key));
   const JsonValue* value = node_->Find(key);
   if (value == nullptr) return nullptr;
@@ -150,10 +157,7 @@ absl::StatusOr<T> JsonObject::Require(const std::string& key) const {
   DFLASH_ASSIGN_OR_RETURN(std::optional<T> value, Find<T>(key));
   if (value.has_value()) return *std::move(value);
   if (node_->Find(key) != nullptr) return Error(key, "is null, but has to be given");
-  const std::string nearest = NearestPresent(key);
-  return absl::InvalidArgumentError(
-      absl::StrCat(file_->origin, ": missing key ", PathOf(key),
-                   nearest.empty() ? "" : absl::StrCat(" (there is ", PathOf(nearest), ": is it meant?)")));
+  return Missing({PathOf(key)});
 }
 
 absl::StatusOr<std::optional<int64_t>> JsonObject::FindInt(const std::string& key, int64_t lowest,
@@ -172,13 +176,25 @@ absl::StatusOr<int64_t> JsonObject::RequireInt(const std::string& key, int64_t l
   return *value;
 }
 
-// A key of this object that nobody has read so far and whose name is close.
-std::string JsonObject::NearestPresent(const std::string& key) const {
-  std::vector<std::string> unread;
-  for (const JsonMember& member : node_->members) {
-    if (!file_->read.contains(&member.value)) unread.push_back(member.key);
+absl::Status JsonObject::Missing(const std::vector<std::string>& paths) const {
+  DFLASH_CHECK(!paths.empty());
+  std::string text = absl::StrCat(file_->origin, ": missing key ", paths[0]);
+  if (paths.size() > 1)
+    absl::StrAppend(&text, " (or ", absl::StrJoin(paths.begin() + 1, paths.end(), ", or "), ")");
+  for (const auto& [node, asked] : file_->asked) {
+    std::vector<std::string> absent;
+    for (const std::string& name : asked.names) {
+      if (node->Find(name) == nullptr) absent.push_back(name);
+    }
+    for (const JsonMember& member : node->members) {
+      if (file_->read.contains(&member.value)) continue;
+      const std::string meant = NearestName(member.key, absent);
+      if (meant.empty()) continue;
+      return absl::InvalidArgumentError(absl::StrCat(text, "; there is ", Join(asked.path, member.key),
+                                                     ": is ", Join(asked.path, meant), " meant?"));
+    }
   }
-  return NearestName(key, unread);
+  return absl::InvalidArgumentError(text);
 }
 
 std::vector<std::string> JsonObject::UnreadKeys(const std::vector<std::string>& informational) const {
@@ -189,7 +205,7 @@ std::vector<std::string> JsonObject::UnreadKeys(const std::vector<std::string>& 
     while (node != nullptr) {
       const size_t dot = path.find('.', start);
       const std::string key = path.substr(start, dot - start);
-      if (dot == std::string::npos) file_->asked[node].insert(key);
+      if (dot == std::string::npos) file_->asked[node].names.insert(key);
       node = node->kind == JsonValue::Kind::kObject ? node->Find(key) : nullptr;
       if (dot == std::string::npos) break;
       start = dot + 1;
@@ -212,7 +228,7 @@ void JsonObject::CollectUnread(const std::set<const JsonValue*>& informational, 
       continue;
     }
     std::vector<std::string> absent;  // asked for, but not there: candidates for what was meant
-    for (const std::string& name : file_->asked[&node]) {
+    for (const std::string& name : file_->asked[&node].names) {
       if (node.Find(name) == nullptr) absent.push_back(name);
     }
     const std::string nearest = NearestName(member.key, absent);
@@ -252,12 +268,9 @@ absl::StatusOr<Placed<T>> RequireAgreeing(const std::vector<KeyPlace>& places) {
   DFLASH_CHECK(!places.empty());
   DFLASH_ASSIGN_OR_RETURN(std::optional<Placed<T>> found, FindAgreeing<T>(places));
   if (found.has_value()) return *std::move(found);
-  if (places.size() == 1) return places[0].object.template Require<T>(places[0].key).status();
-  std::vector<std::string> others;
-  for (size_t i = 1; i < places.size(); ++i) others.push_back(places[i].Path());
-  return absl::InvalidArgumentError(absl::StrCat(places[0].object.origin(), ": missing key ",
-                                                 places[0].Path(), " (or ", absl::StrJoin(others, ", or "),
-                                                 ")"));
+  std::vector<std::string> paths;
+  for (const KeyPlace& place : places) paths.push_back(place.Path());
+  return places[0].object.Missing(paths);
 }
 
 std::string NearestName(std::string_view name, const std::vector<std::string>& candidates) {

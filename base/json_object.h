@@ -34,7 +34,7 @@ class JsonObject {
   // std::vector<int64_t>, std::vector<std::string>, JsonObject; other types than T are an error.
   template <typename T>
   absl::StatusOr<std::optional<T>> Find(const std::string& key) const;
-  // As Find, but absence is an error too; its message mentions a key with a similar name if there is one.
+  // As Find, but absence is an error too (see Missing).
   template <typename T>
   absl::StatusOr<T> Require(const std::string& key) const;
   // Require / Find and a bound: lowest <= value <= highest.
@@ -55,6 +55,10 @@ class JsonObject {
   // tests that compare code and documentation.
   std::set<std::string> AskedKeys() const;
 
+  // InvalidArgument for an absent key, or several of which one has to be there. Mentions the key of the file
+  // that probably misspells it or an absent key that was asked for earlier (such as the object that should
+  // hold it).
+  absl::Status Missing(const std::vector<std::string>& paths) const;
   // InvalidArgument / Unimplemented about a key of this object.
   absl::Status Error(const std::string& key, const std::string& what) const;
   absl::Status Unimplemented(const std::string& key, const std::string& what) const;
@@ -67,7 +71,6 @@ class JsonObject {
   JsonObject(std::shared_ptr<File> file, const JsonValue* node, std::string path)
       : file_(std::move(file)), node_(node), path_(std::move(path)) {}
   const JsonValue* Lookup(const std::string& key) const;
-  std::string NearestPresent(const std::string& key) const;
   template <typename T>
   absl::Status Convert(const JsonValue& value, const std::string& key, T* out) const;
   void CollectUnread(const std::set<const JsonValue*>& informational, const JsonValue& node,

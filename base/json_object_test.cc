@@ -82,7 +82,18 @@ TEST(JsonObjectTest, IntegersStayInsideTheirRange) {
 TEST(JsonObjectTest, AMissingKeyPointsToItsMisspelling) {
   const JsonObject json = Read(R"({"t": {"hidden_sise": 3, "other": 1}})");
   EXPECT_EQ(Message(json.Require<JsonObject>("t")->Require<int64_t>("hidden_size")),
-            "m/config.json: missing key t.hidden_size (there is t.hidden_sise: is it meant?)");
+            "m/config.json: missing key t.hidden_size; there is t.hidden_sise: is t.hidden_size meant?");
+}
+
+// The keys of an object whose own name is wrong are all missing; the message says what is really wrong.
+TEST(JsonObjectTest, AMissingKeyPointsToItsMisspeltObject) {
+  const JsonObject json = Read(R"({"text_konfig": {"hidden_size": 3}, "known": 1})");
+  ASSERT_FALSE(json.Find<JsonObject>("text_config")->has_value());
+  ASSERT_TRUE(json.Find<int64_t>("known").ok());
+  EXPECT_EQ(Message(json.Require<int64_t>("hidden_size")),
+            "m/config.json: missing key hidden_size; there is text_konfig: is text_config meant?");
+  EXPECT_EQ(Message(json.Require<int64_t>("known2")),
+            "m/config.json: missing key known2; there is text_konfig: is text_config meant?");
 }
 
 TEST(JsonObjectTest, EveryUnreadKeyIsFound) {

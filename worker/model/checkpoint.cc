@@ -44,7 +44,7 @@ struct Checkpoint::Inventory {
   std::vector<ExpectedTensor> tensors;
   std::vector<std::string> prefixes;  // how exporters begin the names of `tensors`
   std::string probe;                  // the tensor that shows which prefix is used
-  std::string no_prefix;              // the tensor that never has one
+  std::string no_prefix;              // the tensor that never has one, and is absent when embeddings are tied
   std::vector<std::string> skipped_prefixes;
   std::string norm;  // the tensor whose weights become part of the revision
   std::string config_origin;
@@ -114,6 +114,10 @@ absl::Status Checkpoint::CheckRest(const Inventory& inventory, const std::string
       continue;
     }
     const std::string plain = name.starts_with(prefix) ? name.substr(prefix.size()) : name;
+    if (name == inventory.no_prefix) {
+      return absl::InvalidArgumentError(absl::StrCat(entry.file->path(), ": tensor ", name, ", but ",
+                                                     inventory.config_origin, " says tie_word_embeddings"));
+    }
     if (plain == "d2t" || plain == "t2d") {
       return absl::UnimplementedError(absl::StrCat(entry.file->path(), ": tensor ", name,
                                                    ": drafters with a reduced vocabulary are not built"));

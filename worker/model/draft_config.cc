@@ -215,8 +215,8 @@ absl::Status ReadTaps(const DFlashKeys& keys, DraftConfig* config) {
     // norm).
     if (id < 0 || id > config->num_target_layers - 2) {
       return ids.place.Error(absl::StrCat("layer ", id, " is outside [0, ", config->num_target_layers - 2,
-                                          "] (the target has ", config->num_target_layers,
-                                          " layers and the last one cannot be tapped)"));
+                                          "]: num_target_layers is ", config->num_target_layers,
+                                          " and the last one cannot be tapped"));
     }
     if (id <= last)
       return ids.place.Error(absl::StrCat("layer ", id, " follows ", last, "; ids have to ascend"));

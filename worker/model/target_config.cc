@@ -78,9 +78,7 @@ absl::Status ReadLayers(const JsonObject& text, TargetConfig* config) {
   DFLASH_ASSIGN_OR_RETURN(const auto interval, text.FindInt("full_attention_interval", 1, kMaxLayers));
   DFLASH_ASSIGN_OR_RETURN(const auto types, text.Find<std::vector<std::string>>("layer_types"));
   if (!types.has_value() && !interval.has_value()) {
-    return absl::InvalidArgumentError(absl::StrCat(text.origin(), ": missing key ",
-                                                   text.PathOf("layer_types"), " (or ",
-                                                   text.PathOf("full_attention_interval"), ")"));
+    return text.Missing({text.PathOf("layer_types"), text.PathOf("full_attention_interval")});
   }
   if (types.has_value() && static_cast<int64_t>(types->size()) != count) {
     return text.Error("layer_types", absl::StrCat(types->size(), " entries, but ",
@@ -140,8 +138,8 @@ absl::Status ReadRope(const JsonObject& text, TargetConfig* config) {
   }
   if (sections.value.size() != 3 || sum != config->rotary_dim / 2) {
     return sections.place.Error(absl::StrCat("expected three sizes with the sum ", config->rotary_dim / 2,
-                                             " (half the rotating elements), found ", sections.value.size(),
-                                             " with the sum ", sum));
+                                             " (half of partial_rotary_factor * head_dim), found ",
+                                             sections.value.size(), " with the sum ", sum));
   }
   return absl::OkStatus();
 }
