@@ -3,7 +3,10 @@
 #include <utf8proc.h>
 
 #include <algorithm>
+#include <array>
+#include <cstddef>
 #include <cstdint>
+#include <numeric>
 #include <vector>
 
 #include "base/check.h"
@@ -21,11 +24,27 @@ bool IsContinuation(char byte) { return (static_cast<uint8_t>(byte) & 0xC0) == 0
 // text may be cut in front of it. 0xCC is the first byte of U+0300.
 bool NeedsTables(char lead) { return static_cast<uint8_t>(lead) >= 0xCC; }
 
+// In [0, 255).
 int CombiningClass(utf8proc_int32_t code_point) { return utf8proc_get_property(code_point)->combining_class; }
+
+// Canonical order of a run of marks: ascending classes, marks of one class as they were (a counting sort).
+// `copy` is memory to work in.
+using Points = std::vector<utf8proc_int32_t>;
+void OrderMarks(Points::iterator begin, Points::iterator end, Points& copy) {
+  const auto by_class = [](utf8proc_int32_t a, utf8proc_int32_t b) {
+    return CombiningClass(a) < CombiningClass(b);
+  };
+  if (std::is_sorted(begin, end, by_class)) return;
+  copy.assign(begin, end);
+  std::array<ptrdiff_t, 256> next{};  // place of the next mark, by class
+  for (const utf8proc_int32_t mark : copy) ++next[static_cast<size_t>(CombiningClass(mark))];
+  std::exclusive_scan(next.begin(), next.end(), next.begin(), ptrdiff_t{0});
+  for (const utf8proc_int32_t mark : copy) begin[next[static_cast<size_t>(CombiningClass(mark))]++] = mark;
+}
 
 // utf8proc_map would do all of this, but it orders marks by neighbour swaps, in quadratic time.
 void AppendNormalized(std::string_view text, std::string& out) {
-  std::vector<utf8proc_int32_t> points;
+  Points points;
   points.reserve(text.size());
   const auto* bytes = reinterpret_cast<const utf8proc_uint8_t*>(text.data());
   for (size_t pos = 0; pos < text.size();) {
@@ -42,9 +61,7 @@ void AppendNormalized(std::string_view text, std::string& out) {
     points.insert(points.end(), parts, parts + count);
   }
 
-  const auto by_class = [](utf8proc_int32_t a, utf8proc_int32_t b) {
-    return CombiningClass(a) < CombiningClass(b);
-  };
+  Points marks;
   for (auto begin = points.begin(); begin != points.end();) {
     if (CombiningClass(*begin) == 0) {
       ++begin;
@@ -52,7 +69,7 @@ void AppendNormalized(std::string_view text, std::string& out) {
     }
     const auto end =
         std::find_if(begin, points.end(), [](utf8proc_int32_t p) { return CombiningClass(p) == 0; });
-    if (!std::is_sorted(begin, end, by_class)) std::stable_sort(begin, end, by_class);
+    OrderMarks(begin, end, marks);
     begin = end;
   }
 

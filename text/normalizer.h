@@ -6,7 +6,7 @@
 
 namespace dflash {
 
-// Returns the NFC form of `text`, which must be well-formed UTF-8. Takes O(n log n) time for any input, long
+// Returns the NFC form of `text`, which must be well-formed UTF-8. Takes linear time for any input, long
 // runs of unordered combining marks included. Any thread.
 std::string NormalizeNfc(std::string_view text);
 

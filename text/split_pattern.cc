@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 
@@ -35,8 +36,10 @@ std::string Message(int error) {
   return buffer;
 }
 
-// PCRE2's \s has U+180E (Mongolian vowel separator), which left Unicode's White_Space in version 6.3.
-std::string WithUnicodeWhiteSpace(std::string_view pattern) {
+// Rewrites `pattern` so that PCRE2 reads it as Oniguruma does, for which tokenizer files are written. Its \s
+// has U+180E (Mongolian vowel separator), which left Unicode's White_Space in version 6.3. Other escapes of
+// letters differ more (\w, \h) or have no place here (\K, \C), and none is known to be used.
+absl::StatusOr<std::string> Translate(std::string_view pattern) {
   std::string out;
   for (size_t i = 0; i < pattern.size(); ++i) {
     if (pattern[i] != '\\' || i + 1 == pattern.size()) {
@@ -44,10 +47,15 @@ std::string WithUnicodeWhiteSpace(std::string_view pattern) {
       continue;
     }
     const char escaped = pattern[++i];
+    const std::string_view known_letters = "pPrnt";
     if (escaped == 's') {
       out.append("\\p{White_Space}");
     } else if (escaped == 'S') {
       out.append("\\P{White_Space}");
+    } else if (absl::ascii_isalnum(static_cast<unsigned char>(escaped)) &&
+               known_letters.find(escaped) == known_letters.npos) {
+      return absl::UnimplementedError(
+          absl::StrCat("regular expression: \\", std::string(1, escaped), " is not supported"));
     } else {
       out.append({'\\', escaped});
     }
@@ -68,11 +76,11 @@ SplitPattern& SplitPattern::operator=(SplitPattern&&) noexcept = default;
 SplitPattern::~SplitPattern() = default;
 
 absl::StatusOr<SplitPattern> SplitPattern::Compile(std::string_view pattern) {
-  const std::string source = WithUnicodeWhiteSpace(pattern);
+  DFLASH_ASSIGN_OR_RETURN(const std::string source, Translate(pattern));
   int error = 0;
   PCRE2_SIZE offset = 0;
   CodePtr code(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(source.data()), source.size(),
-                             PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C, &error, &offset, nullptr));
+                             PCRE2_UTF | PCRE2_UCP, &error, &offset, nullptr));
   if (code == nullptr) {
     return absl::InvalidArgumentError(absl::StrCat("regular expression: ", Message(error), ", at \"",
                                                    source.substr(std::min(offset, source.size())), "\""));

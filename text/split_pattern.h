@@ -17,7 +17,8 @@ namespace dflash {
 // nor number.
 class SplitPattern {
  public:
-  // Errors: InvalidArgument when `pattern` is no valid expression or can match the empty string.
+  // Errors: InvalidArgument when `pattern` is no valid expression or can match the empty string;
+  // Unimplemented for an escape of a letter or digit other than \p \P \s \S \r \n \t.
   static absl::StatusOr<SplitPattern> Compile(std::string_view pattern);
 
   SplitPattern(SplitPattern&&) noexcept;

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <random>
 #include <tuple>
 
 #include "gmock/gmock.h"
@@ -326,6 +327,25 @@ TEST_F(TokenizerFileTest, FilesThatAreNoJson) {
   std::filesystem::remove(folder_ + "/tokenizer.json");
   std::filesystem::create_directory(folder_ + "/tokenizer.json");
   EXPECT_FALSE(Status().ok());
+}
+
+TEST_F(TokenizerFileTest, DamagedFilesLoadOrFailCleanly) {
+  std::mt19937 random(17);
+  size_t loaded = 0;
+  for (int round = 0; round < 400; ++round) {
+    std::string text = Small().dump();
+    const size_t place = random() % text.size();
+    const char* const replacements[] = {"", "0", "-1", "null", "\"", "{", "]", ",", "\\u0000", "1e9", "\xC3"};
+    text.replace(place, 1 + random() % 3, replacements[random() % std::size(replacements)]);
+    Write("tokenizer.json", text);
+    const auto tokenizer = Tokenizer::Load(folder_);
+    if (!tokenizer.ok()) continue;
+    ++loaded;
+    const auto ids = tokenizer->Encode("abc <end> \u00E9 12", AddedTokens::kParse);
+    ASSERT_TRUE(ids.ok()) << ids.status();
+    EXPECT_TRUE(tokenizer->Decode(*ids, SpecialTokens::kKeep).ok());
+  }
+  EXPECT_LT(loaded, 200u);
 }
 
 }  // namespace
