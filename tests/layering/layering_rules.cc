@@ -36,6 +36,7 @@ const std::map<std::string, std::map<std::string, Names>>& SubfolderArrows() {
         {"model", {"cache", "comm"}},
         {"draft", {"cache", "comm", "model"}},
         {"verify", {}},
+        {"defects", {"cache", "model", "draft"}},
         {"engine", {"cache", "comm", "model", "draft", "verify"}},
         {"rpc", {"engine"}}}},
   };

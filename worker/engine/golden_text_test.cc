@@ -6,6 +6,7 @@
 #include <map>
 
 #include "gtest/gtest.h"
+#include "worker/defects/defects.h"
 #include "worker/testing/tiny_pair.h"
 
 namespace dflash {
@@ -84,68 +85,27 @@ TEST(GoldenTextTest, TextIsTheDetokenizedOutput) {
   for (size_t i = 0; i < prompts.size(); ++i) EXPECT_EQ(outcomes[i].text, prompts[i].output_text);
 }
 
-// Hides the drafter's context below half of the prompt, as a prefix cache without the drafter's share would.
-class DropsHalfThePrompt final : public Drafter {
- public:
-  DropsHalfThePrompt(DFlashDrafter* drafter, SequenceTable* table) : drafter_(drafter), table_(table) {}
-  int64_t max_drafts() const override { return drafter_->max_drafts(); }
-  absl::Status Ingest(ConstMatrixView taps, const std::vector<CommittedRows>& rows) override {
-    for (const CommittedRows& sequence : rows) {
-      if (sequence.phase != Phase::kPrefill) continue;
-      const int64_t prompt =
-          sequence.start_position + sequence.row_count;  // grows to the whole prompt, chunk by chunk
-      if (absl::Status status = table_->SetDraftContextStart(sequence.slot, prompt / 2); !status.ok())
-        return status;
-    }
-    return drafter_->Ingest(taps, rows);
-  }
-  absl::StatusOr<std::vector<std::vector<int32_t>>> Propose(const std::vector<Anchor>& anchors) override {
-    return drafter_->Propose(anchors);
-  }
-  int64_t context_end(int32_t slot) const override { return drafter_->context_end(slot); }
-  absl::Status Open(int32_t slot, int64_t start) override { return drafter_->Open(slot, start); }
-
- private:
-  DFlashDrafter* drafter_;
-  SequenceTable* table_;
-};
-
 struct Defect {
   const char* name;
   double chat_mean;  // of tests/golden/README.md
-  void (*mutate)(FeatureContract&);
-  bool drops_prefix;
 };
-
-void None(FeatureContract&) {}
-void TapsOneTooLow(FeatureContract& contract) {
-  for (LayerIndex& tap : contract.taps) tap = LayerIndex{Number(tap) - 1};
-}
-void WindowsDropped(FeatureContract& contract) {
-  for (auto& mask : contract.layers) mask.window = 0;  // causality stays
-}
-void SlidingBidirectional(FeatureContract& contract) {
-  for (auto& mask : contract.layers) mask.causal = false;
-}
-void OldEngine(FeatureContract& contract) {
-  TapsOneTooLow(contract);
-  SlidingBidirectional(contract);
-  WindowsDropped(contract);
-}
 
 class DefectTest : public ::testing::TestWithParam<Defect> {};
 
 TEST_P(DefectTest, ShowsTheGoldenAcceptance) {
   TinyPairOptions options;
-  options.mutate_contract = GetParam().mutate;
+  options.mutate_contract = [](FeatureContract& contract) {
+    const absl::Status planted = PlantDefect(GetParam().name, contract);
+    ASSERT_TRUE(planted.ok()) << planted;
+  };
   absl::StatusOr<TinyPair> pair = LoadTinyPair(options);
   ASSERT_TRUE(pair.ok()) << pair.status();
   std::vector<GoldenPrompt> prompts = *LoadGoldenPrompts();
   std::erase_if(prompts, [](const GoldenPrompt& prompt) { return prompt.kind != "chat"; });
-  DropsHalfThePrompt dropping(pair->drafter.get(), pair->table.get());
-  Drafter* drafter = pair->drafter.get();
-  if (GetParam().drops_prefix) drafter = &dropping;
-  const std::vector<GenerationOutcome> outcomes = RunGolden(*pair, drafter, prompts);
+  absl::StatusOr<std::unique_ptr<Drafter>> drafter =
+      PlantDefect(GetParam().name, std::move(pair->drafter), pair->table.get());
+  ASSERT_TRUE(drafter.ok()) << drafter.status();
+  const std::vector<GenerationOutcome> outcomes = RunGolden(*pair, drafter->get(), prompts);
   const double mean = MeanTokensPerRound(outcomes, prompts, "chat");
   std::printf("%s: %.3f tokens per round, golden %.3f\n", GetParam().name, mean, GetParam().chat_mean);
   EXPECT_NEAR(mean, GetParam().chat_mean, 0.05);
@@ -154,12 +114,12 @@ TEST_P(DefectTest, ShowsTheGoldenAcceptance) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Classic, DefectTest,
-                         ::testing::Values(Defect{"offset0", 6.350, TapsOneTooLow, false},
-                                           Defect{"noswa", 2.811, WindowsDropped, false},
-                                           Defect{"noncausal", 8.206, SlidingBidirectional, false},
-                                           Defect{"dropprefix", 7.908, None, true},
-                                           Defect{"vllm0201", 1.854, OldEngine, false}),
+                         ::testing::Values(Defect{"offset0", 6.350}, Defect{"noswa", 2.811},
+                                           Defect{"noncausal", 8.206}, Defect{"dropprefix", 7.908},
+                                           Defect{"vllm0201", 1.854}),
                          [](const auto& info) { return std::string(info.param.name); });
+
+TEST(DefectNamesTest, EveryDefectIsMeasured) { EXPECT_EQ(DefectNames().size(), 5u); }
 
 }  // namespace
 }  // namespace dflash

@@ -1,0 +1,17 @@
+#include "worker/defects/defects.h"
+
+namespace dflash {
+namespace {
+absl::Status NotBuilt() {
+  return absl::UnimplementedError("defect injection: only in builds of the preset `defects`");
+}
+}  // namespace
+
+std::vector<std::string> DefectNames() { return {}; }
+absl::Status PlantDefect(const std::string&, FeatureContract&) { return NotBuilt(); }
+absl::StatusOr<std::unique_ptr<Drafter>> PlantDefect(const std::string&, std::unique_ptr<Drafter>,
+                                                     SequenceTable*) {
+  return NotBuilt();
+}
+
+}  // namespace dflash
