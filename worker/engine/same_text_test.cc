@@ -1,5 +1,5 @@
-// Same text: the output is a function of (weights, prompt, parameters, seed), never of the drafter or of whether there is
-// one. Tests named *Full run the whole matrix (label slow).
+// Same text: the output is a function of (weights, prompt, parameters, seed), never of the drafter or of
+// whether there is one. Tests named *Full run the whole matrix (label slow).
 #include <random>
 #include <vector>
 
@@ -24,7 +24,8 @@ class ContextFreeDrafter : public Drafter {
   explicit ContextFreeDrafter(int64_t slots) : ends_(static_cast<size_t>(slots), 0) {}
   int64_t max_drafts() const override { return 15; }
   absl::Status Ingest(ConstMatrixView, const std::vector<CommittedRows>& rows) override {
-    for (const CommittedRows& sequence : rows) ends_[static_cast<size_t>(sequence.slot)] += sequence.row_count;
+    for (const CommittedRows& sequence : rows)
+      ends_[static_cast<size_t>(sequence.slot)] += sequence.row_count;
     return absl::OkStatus();
   }
   int64_t context_end(int32_t slot) const override { return ends_[static_cast<size_t>(slot)]; }
@@ -64,7 +65,8 @@ class OracleDrafter final : public ContextFreeDrafter {
   absl::StatusOr<std::vector<std::vector<int32_t>>> Propose(const std::vector<Anchor>& anchors) override {
     const auto next = static_cast<size_t>(anchors[0].position - prompt_size_ + 1);
     const size_t end = std::min(next + 15, output_.size());
-    return std::vector<std::vector<int32_t>>{{output_.begin() + static_cast<int64_t>(std::min(next, end)), output_.begin() + static_cast<int64_t>(end)}};
+    return std::vector<std::vector<int32_t>>{{output_.begin() + static_cast<int64_t>(std::min(next, end)),
+                                              output_.begin() + static_cast<int64_t>(end)}};
   }
 
  private:
@@ -86,7 +88,11 @@ std::vector<Sampled> Matrix(size_t prompts, int seeds) {
     matrix.push_back({prompt, {}});
     for (float temperature : {0.7f, 1.0f}) {
       for (int seed = 1; seed <= seeds; ++seed) {
-        SamplingParams sampling = {.temperature = temperature, .top_k = 0, .top_p = 1, .min_p = 0, .seed = static_cast<uint64_t>(seed) * 1000003};
+        SamplingParams sampling = {.temperature = temperature,
+                                   .top_k = 0,
+                                   .top_p = 1,
+                                   .min_p = 0,
+                                   .seed = static_cast<uint64_t>(seed) * 1000003};
         matrix.push_back({prompt, sampling});
         if (seed % 2 == 0) {  // filters too
           matrix.back().sampling.top_k = 20;

@@ -1,6 +1,6 @@
-// All state of a sequence moves together: after random acceptance patterns every store equals, bit for bit, that of the
-// same tokens decoded one by one, and that of a fresh prefill up to float32 rounding. And a row's logits do not depend
-// on how many rows share its step.
+// All state of a sequence moves together: after random acceptance patterns every store equals, bit for bit,
+// that of the same tokens decoded one by one, and that of a fresh prefill up to float32 rounding. And a row's
+// logits do not depend on how many rows share its step.
 #include <algorithm>
 #include <random>
 #include <vector>
@@ -68,14 +68,19 @@ class Sequence {
 
  private:
   void Forward(Phase phase, const std::vector<int32_t>& rows) {
-    absl::StatusOr<ForwardResult> result = pair_.target->Forward(
-        {.sequences = {{.slot = slot_, .phase = phase, .start_position = length_, .tokens = rows, .parents = {}, .last_logits = true}}});
+    absl::StatusOr<ForwardResult> result = pair_.target->Forward({.sequences = {{.slot = slot_,
+                                                                                 .phase = phase,
+                                                                                 .start_position = length_,
+                                                                                 .tokens = rows,
+                                                                                 .parents = {},
+                                                                                 .last_logits = true}}});
     ASSERT_TRUE(result.ok()) << result.status();
     last_ = *result;
   }
   void Ingest(Phase phase, int64_t rows) {
     absl::Status status = pair_.drafter->Ingest(
-        last_.taps, {{.slot = slot_, .phase = phase, .first_row = 0, .row_count = rows, .start_position = length_}});
+        last_.taps,
+        {{.slot = slot_, .phase = phase, .first_row = 0, .row_count = rows, .start_position = length_}});
     ASSERT_TRUE(status.ok()) << status;
     length_ += rows;
   }
@@ -109,7 +114,10 @@ TEST(StateTest, RandomAcceptanceLeavesWhatTokenByTokenDecodingLeaves) {
   for (int round = 0; round < kRounds; ++round) {
     // Mostly short runs, some full blocks; the rejected rows hold garbage.
     const int64_t rows = 1 + static_cast<int64_t>(random() % 16);
-    const int64_t accepted = random() % 8 == 0 ? rows : 1 + static_cast<int64_t>(random() % static_cast<uint32_t>(std::min<int64_t>(rows, 4)));
+    const int64_t accepted =
+        random() % 8 == 0
+            ? rows
+            : 1 + static_cast<int64_t>(random() % static_cast<uint32_t>(std::min<int64_t>(rows, 4)));
     std::vector<int32_t> block = speculative.Next(accepted);
     while (static_cast<int64_t>(block.size()) < rows) block.push_back(static_cast<int32_t>(random() % 4096));
     speculative.Round(block, accepted);
@@ -124,7 +132,8 @@ TEST(StateTest, RandomAcceptanceLeavesWhatTokenByTokenDecodingLeaves) {
   const Stores actual = speculative.Export();
   const Stores expected = single.Export();
   ASSERT_EQ(actual.size(), expected.size());
-  for (size_t store = 0; store < actual.size(); ++store) EXPECT_EQ(actual[store], expected[store]) << "store " << store;
+  for (size_t store = 0; store < actual.size(); ++store)
+    EXPECT_EQ(actual[store], expected[store]) << "store " << store;
 
   Sequence fresh(*pair, tokens);
   fresh.Prefill(speculative.length(), 256);
@@ -179,14 +188,30 @@ TEST(StateTest, CompanyChangesNoBit) {
   sequence.Prefill(90, 64);
   decoding.Prefill(70, 64);
   // A mixed step: prefill rows of one sequence, verify rows of two others, ours last.
-  absl::StatusOr<ForwardResult> mixed = pair->target->Forward(
-      {.sequences = {{.slot = decoding.slot(), .phase = Phase::kVerify, .start_position = 70, .tokens = decoding.Next(3), .parents = {}, .last_logits = false},
-                     {.slot = prefilling.slot(), .phase = Phase::kPrefill, .start_position = 0, .tokens = prefilling.Next(64), .parents = {}, .last_logits = true},
-                     {.slot = sequence.slot(), .phase = Phase::kVerify, .start_position = 90, .tokens = sequence.Next(7), .parents = {}, .last_logits = false}}});
+  absl::StatusOr<ForwardResult> mixed = pair->target->Forward({.sequences = {{.slot = decoding.slot(),
+                                                                              .phase = Phase::kVerify,
+                                                                              .start_position = 70,
+                                                                              .tokens = decoding.Next(3),
+                                                                              .parents = {},
+                                                                              .last_logits = false},
+                                                                             {.slot = prefilling.slot(),
+                                                                              .phase = Phase::kPrefill,
+                                                                              .start_position = 0,
+                                                                              .tokens = prefilling.Next(64),
+                                                                              .parents = {},
+                                                                              .last_logits = true},
+                                                                             {.slot = sequence.slot(),
+                                                                              .phase = Phase::kVerify,
+                                                                              .start_position = 90,
+                                                                              .tokens = sequence.Next(7),
+                                                                              .parents = {},
+                                                                              .last_logits = false}}});
   ASSERT_TRUE(mixed.ok()) << mixed.status();
   const RowRange& rows = mixed->logits_rows[2];
   EXPECT_EQ(*ActivationsToHost(mixed->logits.Rows(rows.first, rows.count), *pair->stream), alone);
-  ASSERT_TRUE(pair->target->Commit({{.slot = decoding.slot(), .rows = 3}, {.slot = sequence.slot(), .rows = 7}}).ok());
+  ASSERT_TRUE(
+      pair->target->Commit({{.slot = decoding.slot(), .rows = 3}, {.slot = sequence.slot(), .rows = 7}})
+          .ok());
 }
 
 TEST(TargetTest, RefusesBatchesThatBreakItsRules) {
@@ -195,8 +220,15 @@ TEST(TargetTest, RefusesBatchesThatBreakItsRules) {
   const std::vector<int32_t> tokens = SomeTokens(200);
   Sequence sequence(*pair, tokens);
   sequence.Prefill(10, 64);
-  const auto code = [&](SequenceRows rows) { return pair->target->Forward({.sequences = {std::move(rows)}}).status().code(); };
-  const SequenceRows good = {.slot = sequence.slot(), .phase = Phase::kVerify, .start_position = 10, .tokens = {1, 2}, .parents = {-1, 0}, .last_logits = false};
+  const auto code = [&](SequenceRows rows) {
+    return pair->target->Forward({.sequences = {std::move(rows)}}).status().code();
+  };
+  const SequenceRows good = {.slot = sequence.slot(),
+                             .phase = Phase::kVerify,
+                             .start_position = 10,
+                             .tokens = {1, 2},
+                             .parents = {-1, 0},
+                             .last_logits = false};
   SequenceRows rows = good;
   rows.start_position = 11;
   EXPECT_EQ(code(rows), absl::StatusCode::kInvalidArgument);

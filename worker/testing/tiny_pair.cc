@@ -17,8 +17,6 @@
 namespace dflash::testing {
 namespace {
 
-std::string SourcePath(const std::string& path) { return std::string(DFLASHD_SOURCE_DIR) + "/" + path; }
-
 class RecordingSink final : public RequestSink {
  public:
   explicit RecordingSink(GenerationOutcome* outcome) : outcome_(outcome) {}
@@ -40,8 +38,11 @@ class RecordingSink final : public RequestSink {
 
 }  // namespace
 
+std::string SourcePath(const std::string& path) { return std::string(DFLASHD_SOURCE_DIR) + "/" + path; }
+
 absl::StatusOr<TinyPair> LoadTinyPair(const TinyPairOptions& options) {
-  const std::string target_dir = SourcePath("models/tiny-qwen3.6");
+  const std::string target_dir =
+      options.target_dir.empty() ? SourcePath("models/tiny-qwen3.6") : options.target_dir;
   const std::string draft_dir = SourcePath("models/tiny-qwen3.6-dflash");
   TinyPair pair;
   DFLASH_ASSIGN_OR_RETURN(TargetConfig target_config, TargetConfig::Load(target_dir));
@@ -69,14 +70,15 @@ absl::StatusOr<TinyPair> LoadTinyPair(const TinyPairOptions& options) {
   target_options.max_block_rows = pair.contract.block_size;
   target_options.max_prefill_rows = std::max<int64_t>(512, options.max_tokens);
   target_options.max_verify_rows = options.slots * pair.contract.block_size;
-  DFLASH_ASSIGN_OR_RETURN(pair.target,
-                          Target::Load(target_config, target, target_options, pair.table.get(), *pair.stream));
+  DFLASH_ASSIGN_OR_RETURN(
+      pair.target, Target::Load(target_config, target, target_options, pair.table.get(), *pair.stream));
   DFlashDrafter::Options draft_options;
   draft_options.max_sequences = options.slots;
   draft_options.max_ingest_rows = target_options.max_prefill_rows;
   draft_options.vocabulary = pair.vocabulary;
-  DFLASH_ASSIGN_OR_RETURN(pair.drafter, DFlashDrafter::Load(draft_config, draft, pair.contract, draft_options,
-                                                            pair.target.get(), pair.table.get(), *pair.stream));
+  DFLASH_ASSIGN_OR_RETURN(
+      pair.drafter, DFlashDrafter::Load(draft_config, draft, pair.contract, draft_options, pair.target.get(),
+                                        pair.table.get(), *pair.stream));
   return pair;
 }
 
@@ -118,7 +120,8 @@ GenerationRequest GoldenRequest(const GoldenPrompt& prompt) {
   return request;
 }
 
-absl::StatusOr<std::vector<GenerationOutcome>> RunAll(Engine& engine, std::vector<GenerationRequest> requests) {
+absl::StatusOr<std::vector<GenerationOutcome>> RunAll(Engine& engine,
+                                                      std::vector<GenerationRequest> requests) {
   std::vector<GenerationOutcome> outcomes(requests.size());
   for (size_t i = 0; i < requests.size(); ++i) {
     engine.Submit(std::move(requests[i]), std::make_unique<RecordingSink>(&outcomes[i]));
@@ -132,7 +135,8 @@ absl::StatusOr<std::vector<GenerationOutcome>> RunAll(Engine& engine, std::vecto
 absl::StatusOr<std::unique_ptr<Engine>> MakeEngine(TinyPair& pair, Drafter* drafter) {
   EngineOptions options;
   options.vocabulary = pair.vocabulary;
-  return Engine::Create(options, pair.target.get(), drafter, pair.table.get(), pair.tokenizer.get(), *pair.stream);
+  return Engine::Create(options, pair.target.get(), drafter, pair.table.get(), pair.tokenizer.get(),
+                        *pair.stream);
 }
 
 double RelativeError(const std::vector<float>& actual, const std::vector<float>& expected) {

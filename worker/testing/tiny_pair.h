@@ -24,6 +24,7 @@ struct TinyPairOptions {
   int threads = 2;
   int64_t slots = 4;
   int64_t max_tokens = 1024;  // per sequence
+  std::string target_dir;     // empty: models/tiny-qwen3.6
   // Changes what was loaded, before target and drafter are built from it.
   std::function<void(FeatureContract&)> mutate_contract;
   std::function<void(TargetConfig&)> mutate_target_config;
@@ -40,6 +41,9 @@ struct TinyPair {
 };
 
 absl::StatusOr<TinyPair> LoadTinyPair(const TinyPairOptions& options = {});
+
+// A file or folder of the source tree.
+std::string SourcePath(const std::string& path);
 
 // One prompt of tests/golden/golden.json.
 struct GoldenPrompt {
