@@ -56,8 +56,7 @@ class StepObserver {
 };
 
 struct EngineOptions {
-  int64_t max_context_tokens =
-      0;  // prompt and output of one request; 0: the target's max_position_embeddings
+  int64_t max_context_tokens = 0;    // prompt and output of one request; 0: what the target allows
   int64_t max_prefill_tokens = 512;  // prefill rows in one step; rounded down to a multiple of 64
   int64_t vocabulary = 0;            // real token ids: only [0, vocabulary) is ever emitted
   StepObserver* observer = nullptr;  // not owned, may be null
@@ -65,11 +64,12 @@ struct EngineOptions {
 
 class Engine {
  public:
-  // Target, drafter (null: speculation impossible) and tokenizer (null: no text) are not owned and outlive
-  // the engine; only the engine's thread uses target and drafter. InvalidArgument: options out of range.
-  // ResourceExhausted: no memory for the pools.
+  // Target, drafter (null: speculation impossible), table, tokenizer (null: no text) and stream are not owned
+  // and outlive the engine; only the engine's thread uses target, drafter and table. At most table->slots()
+  // requests run at a time. InvalidArgument: options out of range. ResourceExhausted: no memory.
   static absl::StatusOr<std::unique_ptr<Engine>> Create(const EngineOptions& options, Target* target,
-                                                        Drafter* drafter, const Tokenizer* tokenizer);
+                                                        Drafter* drafter, SequenceTable* table,
+                                                        const Tokenizer* tokenizer, const Stream& stream);
   ~Engine();
 
   // Hands a request over; any thread. Never blocks and never fails itself: refusals arrive at the sink.

@@ -53,7 +53,7 @@ TEST(GoldenTextTest, OutputsAndAcceptanceLengthsAreIdentical) {
   ASSERT_EQ(prompts->size(), 21u);
   const std::vector<GenerationOutcome> outcomes = RunGolden(*pair, pair->drafter.get(), *prompts);
   for (size_t i = 0; i < prompts->size(); ++i) {
-    SCOPED_TRACE(testing::Message() << "prompt " << i << " " << (*prompts)[i].kind);
+    SCOPED_TRACE(::testing::Message() << "prompt " << i << " " << (*prompts)[i].kind);
     ASSERT_TRUE(outcomes[i].done) << outcomes[i].status;
     EXPECT_EQ(outcomes[i].tokens, (*prompts)[i].output_ids);
     // The counting rule of the last round differs (golden/README.md), so it is not compared.

@@ -131,7 +131,7 @@ void CheckMatrix(const std::vector<Sampled>& matrix) {
   const std::vector<GenerationOutcome> guessed = run(&random, SpeculationMode::kDFlash, matrix);
   int64_t sampled_accepted = 0;
   for (size_t i = 0; i < matrix.size(); ++i) {
-    SCOPED_TRACE(testing::Message() << "entry " << i << " temperature " << matrix[i].sampling.temperature);
+    SCOPED_TRACE(::testing::Message() << "entry " << i << " temperature " << matrix[i].sampling.temperature);
     ASSERT_TRUE(plain[i].done && dflash[i].done && switched_off[i].done && guessed[i].done);
     EXPECT_EQ(dflash[i].tokens, plain[i].tokens);
     EXPECT_EQ(switched_off[i].tokens, plain[i].tokens);
@@ -148,7 +148,9 @@ void CheckMatrix(const std::vector<Sampled>& matrix) {
     const GenerationOutcome foreseen = run(&oracle, SpeculationMode::kDFlash, {matrix[i]})[0];
     EXPECT_EQ(foreseen.tokens, plain[i].tokens);
     EXPECT_EQ(Accepted(foreseen), Drafted(foreseen));
-    if (plain[i].tokens.size() > 1) EXPECT_GT(Drafted(foreseen), 0);
+    if (plain[i].tokens.size() > 1) {
+      EXPECT_GT(Drafted(foreseen), 0);
+    }
   }
   EXPECT_GT(sampled_accepted, 0);
 }

@@ -94,7 +94,8 @@ class Sequence {
 
 std::vector<int32_t> SomeTokens(size_t count) {
   std::vector<int32_t> tokens;
-  for (const testing::GoldenPrompt& prompt : *LoadGoldenPrompts()) {
+  const std::vector<testing::GoldenPrompt> prompts = *LoadGoldenPrompts();
+  for (const testing::GoldenPrompt& prompt : prompts) {
     if (prompt.kind == "chat") continue;
     tokens.insert(tokens.end(), prompt.prompt_ids.begin(), prompt.prompt_ids.end());
   }
