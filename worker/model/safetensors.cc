@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_join.h"
@@ -206,8 +207,8 @@ absl::Status SafetensorsFile::ParseHeader(std::string_view header) {
   // In the order of their data the tensors have to follow each other without overlap or hole, up to the
   // file's end.
   const auto data_start = kLengthBytes + static_cast<int64_t>(header.size());
-  std::stable_sort(tensors.begin(), tensors.end(), [](const StoredTensor& a, const StoredTensor& b) {
-    return std::pair(a.offset, a.bytes) < std::pair(b.offset, b.bytes);
+  std::sort(tensors.begin(), tensors.end(), [](const StoredTensor& a, const StoredTensor& b) {
+    return std::tie(a.offset, a.bytes, a.name) < std::tie(b.offset, b.bytes, b.name);
   });
   int64_t end = 0;
   const std::string* before = nullptr;
