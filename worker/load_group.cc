@@ -1,0 +1,143 @@
+#include "worker/load_group.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/status.h"
+#include "worker/defects/defects.h"
+#include "worker/draft/dflash_drafter.h"
+#include "worker/model/checkpoint.h"
+#include "worker/model/draft_config.h"
+#include "worker/model/target_config.h"
+
+namespace dflash {
+namespace {
+
+using Log = std::function<void(const std::string&)>;
+
+// Turns bytes read into a line at every tenth of the whole.
+class ProgressLog {
+ public:
+  ProgressLog(std::string what, int64_t total_bytes, const Log& log)
+      : what_(std::move(what)), total_(std::max<int64_t>(total_bytes, 1)), log_(log) {}
+  void Add(int64_t bytes) {
+    done_ += bytes;
+    const int64_t tenth = 10 * done_ / total_;
+    if (tenth == last_tenth_) return;
+    last_tenth_ = tenth;
+    log_(absl::StrFormat("loading %s: %d%% of %.1f MiB", what_, 10 * tenth,
+                         static_cast<double>(total_) / (1 << 20)));
+  }
+
+ private:
+  std::string what_;
+  int64_t total_;
+  const Log& log_;
+  int64_t done_ = 0;
+  int64_t last_tenth_ = 0;
+};
+
+void LogWarnings(const std::vector<std::string>& warnings, const Log& log) {
+  for (const std::string& warning : warnings) log("warning: " + warning);
+}
+
+}  // namespace
+
+absl::StatusOr<Group> LoadGroup(const GroupOptions& options, const Log& log) {
+  Group group;
+  const ConfigOptions config_options = {.allow_unlisted_keys = options.allow_unlisted_keys};
+
+  // Everything is read and checked before the first weight is.
+  DFLASH_ASSIGN_OR_RETURN(const TargetConfig target_config,
+                          TargetConfig::Load(options.model, config_options));
+  LogWarnings(target_config.warnings, log);
+  DFLASH_ASSIGN_OR_RETURN(group.generation,
+                          GenerationConfig::Load(options.model, target_config.vocab_size, config_options));
+  LogWarnings(group.generation.warnings, log);
+  DFLASH_ASSIGN_OR_RETURN(const TargetCheckpoint target,
+                          TargetCheckpoint::Open(options.model, target_config));
+  log("target: " + target.Summary());
+  group.target_revision = target.revision();
+  DFLASH_ASSIGN_OR_RETURN(Tokenizer tokenizer, Tokenizer::Load(options.model));
+  if (tokenizer.vocabulary_size() > target_config.vocab_size) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(options.model, ": the tokenizer has ids up to ", tokenizer.vocabulary_size() - 1,
+                     ", the target's vocab_size is ", target_config.vocab_size));
+  }
+  group.tokenizer = std::make_unique<Tokenizer>(std::move(tokenizer));
+  std::optional<DraftConfig> draft_config;
+  std::optional<DraftCheckpoint> draft;
+  if (!options.draft_model.empty()) {
+    DFLASH_ASSIGN_OR_RETURN(draft_config, DraftConfig::Load(options.draft_model, config_options));
+    LogWarnings(draft_config->warnings, log);
+    DFLASH_RETURN_IF_ERROR(draft_config->CheckFits(target_config));
+    DFLASH_ASSIGN_OR_RETURN(draft, DraftCheckpoint::Open(options.draft_model, *draft_config));
+    log("drafter: " + draft->Summary());
+    group.contract = MakeFeatureContract(*draft_config, target, *draft);
+    if (!options.defect.empty()) {
+      DFLASH_RETURN_IF_ERROR(PlantDefect(options.defect, group.contract));
+      log("warning: planted the defect " + options.defect);
+    }
+    log("feature contract: " + group.contract.ToLine());
+  } else if (!options.defect.empty()) {
+    return absl::InvalidArgumentError("a defect needs a drafter");
+  }
+
+  group.max_context_tokens =
+      options.max_context_tokens == 0 ? target_config.max_position_embeddings : options.max_context_tokens;
+  if (group.max_context_tokens < 2 || group.max_context_tokens > target_config.max_position_embeddings) {
+    return absl::InvalidArgumentError(absl::StrCat("max context tokens ", group.max_context_tokens,
+                                                   " must be in [2, ", target_config.max_position_embeddings,
+                                                   "]"));
+  }
+  const int64_t context_pages = (group.max_context_tokens + kPageTokens - 1) / kPageTokens;
+  const int64_t pages = options.cache_tokens == 0 ? options.max_sequences * context_pages
+                                                  : (options.cache_tokens + kPageTokens - 1) / kPageTokens;
+  DFLASH_ASSIGN_OR_RETURN(Stream stream,
+                          Stream::Create({.threads = options.threads, .device = options.device}));
+  group.stream = std::make_unique<Stream>(std::move(stream));
+  DFLASH_ASSIGN_OR_RETURN(SequenceTable table, SequenceTable::Create({.slots = options.max_sequences,
+                                                                      .pages = pages,
+                                                                      .max_tokens = group.max_context_tokens},
+                                                                     *group.stream));
+  group.table = std::make_unique<SequenceTable>(std::move(table));
+
+  Target::Options target_options;
+  target_options.max_prefill_rows = options.max_prefill_tokens;
+  target_options.max_block_rows = draft_config ? group.contract.block_size : 1;
+  target_options.max_verify_rows = options.max_sequences * target_options.max_block_rows;
+  if (draft_config) target_options.taps = group.contract.taps;
+  ProgressLog target_progress("target", target.total_bytes(), log);
+  DFLASH_ASSIGN_OR_RETURN(
+      group.target, Target::Load(target_config, target, target_options, group.table.get(), *group.stream,
+                                 [&](int64_t bytes) { target_progress.Add(bytes); }));
+  if (!draft_config) return group;
+  ProgressLog draft_progress("drafter", draft->total_bytes(), log);
+  DFLASH_ASSIGN_OR_RETURN(group.drafter,
+                          DFlashDrafter::Load(*draft_config, *draft, group.contract,
+                                              {.max_sequences = options.max_sequences,
+                                               .max_ingest_rows = options.max_prefill_tokens,
+                                               .vocabulary = group.tokenizer->vocabulary_size()},
+                                              group.target.get(), group.table.get(), *group.stream,
+                                              [&](int64_t bytes) { draft_progress.Add(bytes); }));
+  if (!options.defect.empty()) {
+    DFLASH_ASSIGN_OR_RETURN(group.drafter,
+                            PlantDefect(options.defect, std::move(group.drafter), group.table.get()));
+  }
+  return group;
+}
+
+absl::StatusOr<std::unique_ptr<Engine>> Group::MakeEngine(int64_t max_prefill_tokens,
+                                                          StepObserver* observer) const {
+  EngineOptions options;
+  options.max_context_tokens = max_context_tokens;
+  options.max_prefill_tokens = max_prefill_tokens;
+  options.vocabulary = tokenizer->vocabulary_size();
+  options.observer = observer;
+  return Engine::Create(options, target.get(), drafter.get(), table.get(), tokenizer.get(), *stream);
+}
+
+}  // namespace dflash

@@ -1,0 +1,57 @@
+// Builds everything a leader runs from two model folders: nothing is half-loaded, and the first thing wrong
+// is the error.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "kernels/device/stream.h"
+#include "text/tokenizer.h"
+#include "worker/cache/sequence_table.h"
+#include "worker/draft/drafter.h"
+#include "worker/engine/engine.h"
+#include "worker/model/feature_contract.h"
+#include "worker/model/generation_config.h"
+#include "worker/model/target.h"
+
+namespace dflash {
+
+struct GroupOptions {
+  std::string model;        // folder of the target
+  std::string draft_model;  // folder of the drafter; empty: none
+  int threads = 0;          // CPU backend: 0 = one per core
+  int device = 0;           // CUDA backend: device ordinal
+  int64_t max_sequences = 8;
+  int64_t max_context_tokens = 0;    // 0: what the target allows
+  int64_t cache_tokens = 0;          // in the paged pools; 0: max_sequences whole contexts
+  int64_t max_prefill_tokens = 512;  // prefill rows of a step
+  bool allow_unlisted_keys = false;  // of configuration files
+  std::string defect;                // to be planted; empty: none. Builds of the preset `defects` only
+};
+
+struct Group {
+  std::unique_ptr<Stream> stream;
+  std::unique_ptr<SequenceTable> table;
+  std::unique_ptr<Tokenizer> tokenizer;
+  std::unique_ptr<Target> target;
+  std::unique_ptr<Drafter> drafter;  // null: none
+  GenerationConfig generation;
+  FeatureContract contract;  // meaningful with a drafter
+  std::string target_revision;
+  int64_t max_context_tokens = 0;
+
+  // The engine over all this; `observer` is not owned and may be null.
+  absl::StatusOr<std::unique_ptr<Engine>> MakeEngine(int64_t max_prefill_tokens,
+                                                     StepObserver* observer) const;
+};
+
+// `log` gets one line per finding (checkpoints, warnings, the feature contract) and of progress.
+// Errors: those of configurations, checkpoints, tokenizer and backend; InvalidArgument naming the option that
+// is out of range; ResourceExhausted when the pools do not fit.
+absl::StatusOr<Group> LoadGroup(const GroupOptions& options,
+                                const std::function<void(const std::string&)>& log);
+
+}  // namespace dflash
