@@ -24,8 +24,10 @@ inline constexpr int kWideRows = 1;
 #endif
 inline constexpr int kTallBlocks = kMaxBlocks > 1 ? kMaxBlocks / 2 : 1;  // blocks at once for more rows
 
-// k in [0, depth) of one row tile: the weights of a chunk stay in the first-level cache for all row tiles.
-inline constexpr int64_t kChunk = 128;
+// With several row tiles k runs in chunks, so that the rows' part of a chunk (outer loop) and the weights of
+// the blocks at hand (for all row tiles) stay in the second-level cache. The sums of a chunk continue those
+// in y.
+inline constexpr int64_t kChunk = 1024;
 
 struct Bf16Words {
   static constexpr int64_t kBytes = 2;
@@ -111,32 +113,36 @@ void TileOfRows(const LinearTask& task, int64_t rows, int64_t row, int64_t block
   Tile<Weights, R, B>(task, row, block, k_begin, k_end);
 }
 
-// B blocks at a time as long as there are B, then fewer.
+// k in [k_begin, k_end) for all rows, B blocks at a time as long as there are B, then fewer.
 template <typename Weights, int R, int B>
-void Blocks(const LinearTask& task, int64_t block, int64_t end) {
+void Blocks(const LinearTask& task, int64_t block, int64_t end, int64_t k_begin, int64_t k_end) {
   const int64_t tiles = (task.rows + R - 1) / R;
-  const int64_t chunk = tiles > 1 ? kChunk : task.in_features;
   for (; block + B <= end; block += B) {
-    for (int64_t k = 0; k < task.in_features; k += chunk) {
-      const int64_t k_end = k + chunk < task.in_features ? k + chunk : task.in_features;
-      for (int64_t tile = 0; tile < tiles; ++tile) {
-        // Rows are spread evenly over the tiles.
-        const int64_t row = task.rows * tile / tiles;
-        const int64_t rows = task.rows * (tile + 1) / tiles - row;
-        TileOfRows<Weights, R, B>(task, rows, row, block, k, k_end);
-      }
+    for (int64_t tile = 0; tile < tiles; ++tile) {
+      // Rows are spread evenly over the tiles.
+      const int64_t row = task.rows * tile / tiles;
+      const int64_t rows = task.rows * (tile + 1) / tiles - row;
+      TileOfRows<Weights, R, B>(task, rows, row, block, k_begin, k_end);
     }
   }
-  if constexpr (B > 1) Blocks<Weights, R, B / 2>(task, block, end);
+  if constexpr (B > 1) Blocks<Weights, R, B / 2>(task, block, end, k_begin, k_end);
+}
+
+template <typename Weights, int R, int B>
+void Chunks(const LinearTask& task) {
+  const int64_t chunk = task.rows > R ? kChunk : task.in_features;
+  for (int64_t k = 0; k < task.in_features; k += chunk) {
+    Blocks<Weights, R, B>(task, task.first_block, task.first_block + task.block_count, k,
+                          k + chunk < task.in_features ? k + chunk : task.in_features);
+  }
 }
 
 template <typename Weights>
 void RunLinear(const LinearTask& task) {
-  const int64_t end = task.first_block + task.block_count;
   if (task.rows <= kWideRows) {
-    Blocks<Weights, kWideRows, kMaxBlocks>(task, task.first_block, end);
+    Chunks<Weights, kWideRows, kMaxBlocks>(task);
   } else {
-    Blocks<Weights, kMaxRows, kTallBlocks>(task, task.first_block, end);
+    Chunks<Weights, kMaxRows, kTallBlocks>(task);
   }
 }
 

@@ -47,6 +47,11 @@ TEST(LinearCpuTest, OneFmaPerStepKAscendingEverywhere) {
   ExpectFmaChain<bf16>(16, 33, 300);
   ExpectFmaChain<bf16>(200, 70, 40);
   ExpectFmaChain<bf16>(1, 2500, 64);
+  // Several row tiles and more k than one chunk holds.
+  for (int64_t K : {1024, 1025, 2100}) {
+    ExpectFmaChain<bf16>(17, 70, K);
+    ExpectFmaChain<float>(7, 33, K);
+  }
 }
 
 }  // namespace

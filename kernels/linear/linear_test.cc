@@ -73,6 +73,7 @@ TEST_F(LinearTest, MatchesTheReferenceForOddShapes) {
       ExpectMatchesOracle<float>(17, N, K, 3);
     }
   }
+  for (int64_t T : {1, 6, 7, 17}) ExpectMatchesOracle<bf16>(T, 40, 3000, 1);
 }
 
 TEST_F(LinearTest, StacksPartsInOrder) {
@@ -110,8 +111,8 @@ TEST_F(LinearTest, PacksViewsWithAStride) {
 
 // Design promise: a row's bits do not depend on its company.
 TEST_F(LinearTest, RowsAloneAndInCompanyHaveTheSameBits) {
-  const HostMatrix<bf16> w = RandomMatrix<bf16>(100, 300, 1);
-  const HostMatrix<float> x = RandomMatrix<float>(64, 300, 2);
+  const HostMatrix<bf16> w = RandomMatrix<bf16>(100, 1300, 1);
+  const HostMatrix<float> x = RandomMatrix<float>(64, 1300, 2);
   auto weight = LinearWeight::Pack({w.view()}, stream_);
   ASSERT_TRUE(weight.ok());
   const HostMatrix<float> all = Run(x, *weight);
