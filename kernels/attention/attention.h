@@ -20,7 +20,8 @@ struct KeyValuePool {
   int64_t kv_heads = 0;
   int64_t head_dim = 0;
 
-  // Bytes of one page: 64 tokens x kv_heads x head_dim x (key + value) in the activation dtype.
+  // Bytes of one page: at least 64 tokens x kv_heads x head_dim x (key + value) in the activation dtype; a
+  // backend may pad head_dim.
   int64_t PageBytes() const;
 };
 
@@ -46,9 +47,10 @@ absl::Status LoadKeyValue(const KeyValuePool& pool, PageTable table, int64_t slo
 // For every row of every segment and every query head h (KV head h / (heads / kv_heads)):
 //   out = softmax_k(scale * q . k + mask) v
 // over the keys at positions [context_starts[slot], start_position), read from the pages, and the segment's
-// own rows at [start_position, start_position + row_count), read from block_k and block_v. q, out: activation
-// dtype [T, heads * head_dim]; block_k, block_v: activation dtype [T, kv_heads * head_dim]; context_starts:
-// int32 per slot, device memory, null = 0 everywhere. A row that sees no key gets zeros. Exactness: scores,
+// own rows at [start_position, start_position + row_count), read from block_k and block_v and never from
+// pages. q, out: activation dtype [T, heads * head_dim]; block_k, block_v: activation dtype [T, kv_heads *
+// head_dim]; context_starts: int32 per slot, device memory, null = 0 everywhere; pages that lie wholly before
+// it, or wholly outside the mask, are not looked at. A row that sees no key gets zeros. Exactness: scores,
 // softmax and sums in float32; keys are reduced in blocks of 64 on the absolute position grid (block b holds
 // positions [64 b, 64 b + 64)), inside a block in ascending order, blocks merged in ascending order, and a
 // key has the same bits whether it comes from a page or from the block. So a row does not depend on its

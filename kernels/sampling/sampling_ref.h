@@ -24,7 +24,8 @@ inline std::vector<int32_t> SurvivorsRef(const float* logits, int64_t vocabulary
     if (std::isnan(logits[v]) || logits[v] == kInfinity) return {};
     if (logits[v] != -kInfinity) ids.push_back(static_cast<int32_t>(v));
   }
-  std::stable_sort(ids.begin(), ids.end(), [&](int32_t a, int32_t b) { return logits[a] > logits[b]; });
+  std::sort(ids.begin(), ids.end(),
+            [&](int32_t a, int32_t b) { return logits[a] != logits[b] ? logits[a] > logits[b] : a < b; });
   if (ids.empty()) return ids;
   if (params.temperature <= 0) return {ids[0]};
 
