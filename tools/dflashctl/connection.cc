@@ -126,14 +126,11 @@ Connection::Connection(const std::string& address, Interrupt* interrupt) : inter
       grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments));
 }
 
-grpc::Status Connection::Generate(const v1::GenerateRequest& request, absl::Duration timeout,
-                                  const std::function<void(const v1::Chunk&)>& on_chunk, Generation* result) {
-  grpc::ClientContext context;
-  if (timeout != absl::InfiniteDuration()) context.set_deadline(DeadlineAfter(timeout));
-  const Interrupt::Scope scope(interrupt_, &context);
+grpc::Status ReadGeneration(v1::InferenceService::Stub& stub, grpc::ClientContext* context,
+                            const v1::GenerateRequest& request,
+                            const std::function<void(const v1::Chunk&)>& on_chunk, Generation* result) {
   const absl::Time begin = absl::Now();
-  const std::unique_ptr<grpc::ClientReader<v1::GenerateResponse>> stream = stub_->Generate(&context, request);
-
+  const std::unique_ptr<grpc::ClientReader<v1::GenerateResponse>> stream = stub.Generate(context, request);
   StreamChecker checker;
   std::optional<std::string> broken;
   v1::GenerateResponse response;
@@ -153,12 +150,20 @@ grpc::Status Connection::Generate(const v1::GenerateRequest& request, absl::Dura
       if (on_chunk) on_chunk(chunk);
     }
   }
-  if (broken) context.TryCancel();
+  if (broken) context->TryCancel();
   grpc::Status status = stream->Finish();
   result->total_seconds = absl::ToDoubleSeconds(absl::Now() - begin);
   if (!broken && status.ok()) broken = checker.AtEnd();
   if (broken) return grpc::Status(grpc::StatusCode::DATA_LOSS, absl::StrCat("bad stream: ", *broken));
   return status;
+}
+
+grpc::Status Connection::Generate(const v1::GenerateRequest& request, absl::Duration timeout,
+                                  const std::function<void(const v1::Chunk&)>& on_chunk, Generation* result) {
+  grpc::ClientContext context;
+  if (timeout != absl::InfiniteDuration()) context.set_deadline(DeadlineAfter(timeout));
+  const Interrupt::Scope scope(interrupt_, &context);
+  return ReadGeneration(*stub_, &context, request, on_chunk, result);
 }
 
 grpc::Status Connection::GetModelInfo(v1::GetModelInfoResponse* response) {

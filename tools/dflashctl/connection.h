@@ -75,14 +75,19 @@ struct Generation {
   double total_seconds = 0;        // call to end of stream
 };
 
+// Runs one generation to its end and checks the stream's own promises. `on_chunk` (may be empty) sees every
+// chunk as it comes. DataLoss when the stream breaks a promise (gaps in seq, no Finished, rounds that do not
+// add up); otherwise the server's status.
+grpc::Status ReadGeneration(v1::InferenceService::Stub& stub, grpc::ClientContext* context,
+                            const v1::GenerateRequest& request,
+                            const std::function<void(const v1::Chunk&)>& on_chunk, Generation* result);
+
 class Connection {
  public:
   // `interrupt` is not owned. Dials lazily: errors come with the first call.
   Connection(const std::string& address, Interrupt* interrupt);
 
-  // Streams one generation. `on_chunk` (may be empty) sees every chunk as it comes. `timeout` is the call's
-  // deadline. DataLoss when the stream breaks its own rules (gaps in seq, no Finished, rounds that do not add
-  // up); otherwise the server's status.
+  // As ReadGeneration; `timeout` is the call's deadline.
   grpc::Status Generate(const v1::GenerateRequest& request, absl::Duration timeout,
                         const std::function<void(const v1::Chunk&)>& on_chunk, Generation* result);
 
