@@ -39,6 +39,15 @@ const std::map<std::string, std::map<std::string, Names>>& SubfolderArrows() {
         {"defects", {"cache", "model", "draft"}},
         {"engine", {"cache", "comm", "model", "draft", "verify"}},
         {"rpc", {"engine"}}}},
+      {"daemon",
+       {{"request", {}},
+        {"supervise", {}},
+        {"ops", {}},
+        {"admission", {"request"}},
+        {"frontend", {"request"}},
+        {"metrics", {"request"}},
+        {"routing", {"admission", "request"}},
+        {"rpc", {"frontend", "metrics", "request", "routing"}}}},
   };
   return *arrows;
 }
