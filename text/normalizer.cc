@@ -95,7 +95,8 @@ std::string NormalizeNfc(std::string_view text) {
       continue;
     }
     size_t begin = pos;  // with the character in front, which the first one may join
-    while (begin > copied && IsContinuation(text[--begin])) {
+    while (begin > copied) {
+      if (!IsContinuation(text[--begin])) break;
     }
     size_t end = pos;
     while (end < text.size() && (NeedsTables(text[end]) || IsContinuation(text[end]))) ++end;
