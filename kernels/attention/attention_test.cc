@@ -237,6 +237,28 @@ TEST_F(AttentionTest, WindowHidesEarlierPages) {
   }
 }
 
+// The softmax is taken relative to the best key that the row sees: not to hidden ones, and not to zero.
+TEST_F(AttentionTest, ScoresFarFromZeroNeitherOverflowNorVanish) {
+  const Shape shape = {2, 1, 8};
+  for (float magnitude : {-60.0f, 60.0f}) {
+    Sequence sequence(shape, 160, 13, stream_);
+    for (float& value : sequence.q.values) value = 64;
+    for (int64_t p = 0; p < 160; ++p) {
+      // From -480 to +480 or back: hidden neighbours score higher than all that a row sees, or lower.
+      for (int64_t d = 0; d < shape.dim; ++d)
+        sequence.k.At(p, d) = magnitude * static_cast<float>(p - 80) / 80;
+    }
+    sequence.k = DeviceMatrix::Activations(sequence.k, stream_).ToHost();
+    Cache cache(shape, 1, kNan, stream_);
+    cache.Store(sequence, 0, 0, 130);
+    for (const AttentionMask& mask : Masks()) {
+      SCOPED_TRACE(Describe(mask));
+      EXPECT_TRUE(Near(RunStep(cache, sequence, 0, 130, 16, mask, stream_),
+                       Oracle(sequence, 130, 16, mask, 0), Tolerance{10 * OutputTolerance().absolute, 2e-2}));
+    }
+  }
+}
+
 // The keys that a row sees decide its bits: not where the step was cut, not what lies in pages, not the
 // company.
 TEST_F(AttentionTest, BitsDoNotDependOnWhereStepsAreCut) {

@@ -1,10 +1,14 @@
 // What the CPU backend promises beyond gated_delta_net.h: the same bits for every instruction set and thread
 // count, and an error for what it can see in segments and pending records.
+#include <cmath>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "kernels/elementary/elementary.h"
 #include "kernels/gated_delta_net/gated_delta_net.h"
+#include "kernels/testing/compare.h"
 #include "kernels/testing/cpu_variants.h"
 #include "kernels/testing/gated_delta_net_layer.h"
 #include "kernels/testing/host_matrix.h"
@@ -31,6 +35,45 @@ TEST(GatedDeltaNetCpuTest, SameBitsForEveryInstructionSetAndThreadCount) {
       return HostMatrix<float>(1, count, std::move(all));
     });
   }
+}
+
+// The order of every sum and the place of every fma, worked out with scalars: what the design calls "the same
+// bits" must also stay the same from one version of the kernels to the next.
+TEST(GatedDeltaNetCpuTest, VerifyFollowsTheFixedOrder) {
+  constexpr int64_t kRows = 5, kKeys = 6, kValues = 19;
+  const Stream stream = Stream::Create({.threads = 1}).value();
+  const GatedDeltaNetShape shape = {1, 1, kKeys, kValues};
+  const GatedDeltaNetSequence s(shape, kRows, 3, stream);
+  GatedDeltaNetLayer layer(shape, 1, kRows, stream);
+  const HostMatrix<float> o = layer.Verify(s, 0, 0, kRows, kRows);
+  layer.Fold(0);
+  HostMatrix<float> S(kKeys, kValues), want(kRows, kValues);
+  const auto dot = [](const float* a, const float* b) {
+    float sum = 0;
+    for (int64_t d = 0; d < kKeys; ++d) sum = std::fma(a[d], b[d], sum);
+    return sum;
+  };
+  for (int64_t t = 0; t < kRows; ++t) {
+    const float* row = s.qkv.Row(t);
+    const float q_factor = (1 / std::sqrt(static_cast<float>(kKeys))) / std::sqrt(dot(row, row) + 1e-6f);
+    const float k_factor = 1 / std::sqrt(dot(row + kKeys, row + kKeys) + 1e-6f);
+    float q[kKeys], k[kKeys];
+    for (int64_t d = 0; d < kKeys; ++d) q[d] = row[d] * q_factor, k[d] = row[kKeys + d] * k_factor;
+    const float g = -ExpF32(s.a_log.At(0, 0)) * SoftplusF32(s.decay.At(t, 0) + s.dt_bias.At(0, 0));
+    const float decay = ExpF32(g), beta = SigmoidF32(s.beta.At(t, 0));
+    for (int64_t e = 0; e < kValues; ++e) {
+      float seen = 0, read = 0;
+      for (int64_t d = 0; d < kKeys; ++d) {
+        seen = std::fma(k[d], S.At(d, e), seen);
+        read = std::fma(q[d], S.At(d, e), read);
+      }
+      const float c = beta * std::fma(-decay, seen, row[2 * kKeys + e]);
+      want.At(t, e) = std::fma(dot(k, q), c, decay * read);
+      for (int64_t d = 0; d < kKeys; ++d) S.At(d, e) = std::fma(k[d], c, decay * S.At(d, e));
+    }
+  }
+  EXPECT_TRUE(BitEqual(o, want));
+  EXPECT_TRUE(BitEqual(layer.State(0), HostMatrix<float>(1, kKeys * kValues, S.values)));
 }
 
 TEST(GatedDeltaNetCpuTest, RefusesSegmentsAndRecordsThatLeadNowhere) {

@@ -222,6 +222,21 @@ TEST_F(GatedDeltaNetTest, PrefillBitsDoNotDependOnCutsOnTheGrid) {
   }
 }
 
+// The grid is that of positions, not of segments: a segment from inside a cell ends its first chunk with the
+// cell.
+TEST_F(GatedDeltaNetTest, PrefillFromInsideACellMeetsTheGrid) {
+  const GatedDeltaNetShape shape = kShapes[2];
+  const Sequence s(shape, 200, 11, stream_);
+  Layer whole(shape, 1, 1, stream_), cut(shape, 1, 1, stream_);
+  whole.Prefill(s, 0, 0, 30);
+  const HostMatrix<float> o = whole.Prefill(s, 0, 30, 170);
+  cut.Prefill(s, 0, 0, 30);
+  EXPECT_TRUE(BitEqual(cut.Prefill(s, 0, 30, 34), o.Rows(0, 34)));
+  EXPECT_TRUE(BitEqual(cut.Prefill(s, 0, 64, 64), o.Rows(34, 64)));
+  EXPECT_TRUE(BitEqual(cut.Prefill(s, 0, 128, 72), o.Rows(98, 72)));
+  EXPECT_TRUE(BitEqual(cut.State(0), whole.State(0)));
+}
+
 // Decays of all sizes in one chunk: e^(G_i - G_j) is formed for j <= i alone, so nothing overflows.
 TEST_F(GatedDeltaNetTest, PrefillStrongAndWeakDecayStayFinite) {
   const GatedDeltaNetShape shape = kShapes[0];

@@ -156,6 +156,18 @@ TEST(SamplingTest, GreedyTakesTheLowestIdOfTheHighest) {
               ElementsAre(1, 0, 0, 2, 4));
 }
 
+// A position found by search, at which noise and logits add up to the same float for both ids.
+TEST(SamplingTest, EqualScoresGoToTheLowestId) {
+  const HostMatrix<float> logits(1, 2, {-0.5f, 0});
+  const auto noise = [](int32_t id) {
+    return GumbelNoiseF32(NoiseWord(1, 157065433, id, NoiseStream::kTargetChoice));
+  };
+  ASSERT_EQ(noise(0) - 0.5f, noise(1));
+  for (int32_t top_k : {0, 2}) {
+    EXPECT_THAT(Sample(logits, {{1, top_k, 1, 0, 1}}, {157065433}, 2), ElementsAre(0));
+  }
+}
+
 TEST(SamplingTest, RowsWithoutAChoiceFailAlone) {
   const HostMatrix<float> logits(4, 3, {1, kNan, 0, -kInf, -kInf, -kInf, kInf, 0, 0, 2, 1, -kInf});
   for (float temperature : {0.0f, 1.0f}) {
