@@ -12,6 +12,11 @@
 namespace dflash {
 namespace {
 
+Tolerance LinearTolerance(int64_t in_features) {
+  return ActivationDType() == DType::kF32 ? Tolerance::F32Reduction(in_features)
+                                          : Tolerance::F32MatrixUnit(in_features);
+}
+
 class LinearTest : public ::testing::Test {
  protected:
   // x rounded to what the backend computes with.
@@ -43,7 +48,7 @@ class LinearTest : public ::testing::Test {
     EXPECT_EQ(weight->out_features(), N);
     EXPECT_EQ(weight->in_features(), K);
     for (Phase phase : {Phase::kVerify, Phase::kPrefill}) {
-      EXPECT_TRUE(Near(Run(x, *weight, phase, extra_stride), Oracle(x, w), Tolerance::F32Reduction(K)));
+      EXPECT_TRUE(Near(Run(x, *weight, phase, extra_stride), Oracle(x, w), LinearTolerance(K)));
     }
   }
 
@@ -131,7 +136,7 @@ TEST_F(LinearTest, NansAndInfinitiesStayInTheirRowAndColumn) {
   w.At(20, 5) = NAN;
   auto weight = LinearWeight::Pack({w.view()}, stream_);
   ASSERT_TRUE(weight.ok());
-  EXPECT_TRUE(Near(Run(x, *weight), Oracle(x, w), Tolerance::F32Reduction(64)));
+  EXPECT_TRUE(Near(Run(x, *weight), Oracle(x, w), LinearTolerance(64)));
 }
 
 TEST_F(LinearTest, RefusesWhatDoesNotFit) {

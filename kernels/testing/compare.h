@@ -26,6 +26,12 @@ struct Tolerance {
     const double n = static_cast<double>(terms < 1 ? 1 : terms);
     return {scale * std::max(4e-7 * std::sqrt(n), 4e-8 * n), 1e-6};
   }
+  // The same sum inside matrix instructions, which add sixteen products at a time and cut the sum off instead
+  // of rounding it: the errors of the steps have one sign and add up.
+  static Tolerance F32MatrixUnit(int64_t terms, double scale = 1) {
+    const Tolerance rounded = F32Reduction(terms, scale);
+    return {rounded.absolute * (1 + 0.01 * static_cast<double>(terms)), rounded.relative};
+  }
   // One rounding to bf16 after float32 arithmetic.
   static Tolerance Bf16Elementwise() { return {1e-37, 4e-3}; }
   static Tolerance Bf16Reduction(int64_t terms, double scale = 1) {

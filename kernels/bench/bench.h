@@ -1,0 +1,41 @@
+// Measuring: captured launches, replayed; medians. Every figure stands beside a ceiling of the same run.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/device/buffer.h"
+#include "kernels/device/stream.h"
+
+namespace dflash::bench {
+
+// Ends the program with the message of a failed call.
+void Require(const absl::Status& status);
+template <typename T>
+T Value(absl::StatusOr<T> value) {
+  Require(value.status());
+  return *std::move(value);
+}
+
+struct Microseconds {
+  double median = 0, low = 0, high = 0;  // of one replay
+};
+// Captures `body` once and replays it; the first replays are not counted.
+Microseconds TimeReplays(const Stream& stream, const std::function<absl::Status()>& body, int replays = 9);
+
+// What the memory can do, in bytes per second: copying (read and written counted) and reading alone.
+double CopyCeiling(const Stream& stream);
+double ReadCeiling(const Stream& stream);
+
+// Fills with bf16 numbers, normally distributed: a product of zeros draws less power and runs faster.
+absl::Status FillNormal(void* data, int64_t bytes, float deviation, uint64_t seed, const Stream& stream);
+
+struct Ceilings {
+  double copy, read;  // bytes per second
+};
+void RunLinear(const Stream& stream, const Ceilings& ceilings);
+void RunOperations(const Stream& stream, const Ceilings& ceilings);
+
+}  // namespace dflash::bench

@@ -1,0 +1,194 @@
+// Linear layers of the 27B: each shape alone, and all 257 of a forward pass in order.
+#include <algorithm>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "kernels/bench/bench.h"
+#include "kernels/device/cuda/cuda_status.h"
+#include "kernels/device/cuda/stream_cuda.h"
+#include "kernels/linear/linear_cuda.h"
+
+namespace dflash::bench {
+namespace {
+
+struct Shape {
+  const char* name;
+  int64_t N, K;
+  int count;  // in one forward pass
+
+  PackedWeight At(const void* data) const { return {data, N, K}; }
+  double Bytes() const { return 2.0 * static_cast<double>(N) * static_cast<double>(K); }
+};
+constexpr Shape kShapes[] = {{"gdn qkvz b a", 16480, 5120, 48}, {"attention qkv", 14336, 5120, 16},
+                             {"out", 5120, 6144, 64},           {"gate up", 34816, 5120, 64},
+                             {"down", 5120, 17408, 64},         {"lm_head", 248320, 5120, 1}};
+constexpr Shape kDrafterShapes[] = {
+    {"drafter qkv", 6144, 5120, 5}, {"drafter out", 5120, 4096, 5}, {"drafter fc", 5120, 25600, 1}};
+constexpr int64_t kMaxRows = 8192;
+constexpr int64_t kSlabBytes = int64_t{8} << 30;
+
+struct Variant {
+  const char* name;
+  MatrixUnit unit;
+  StreamTuning tuning;
+};
+constexpr Variant kVariants[] = {
+    {"wgmma", MatrixUnit::kWarpgroup, {4, false}},
+    {"wgmma, no L2 ahead", MatrixUnit::kWarpgroup, {0, false}},
+    {"wgmma, L2 ahead 10", MatrixUnit::kWarpgroup, {10, false}},
+    {"wgmma, deep ring", MatrixUnit::kWarpgroup, {4, true}},
+    {"mma.sync", MatrixUnit::kWarp, {4, false}},
+};
+
+class LinearBench {
+ public:
+  explicit LinearBench(const Stream& stream)
+      : stream_(stream),
+        slab_(Value(Buffer::Allocate(kSlabBytes, stream))),
+        x_(Value(Buffer::Allocate(kMaxRows * 25600 * 2, stream))),
+        y_(Value(Buffer::Allocate(kMaxRows * 34816 * 2, stream))) {
+    Require(FillNormal(slab_.data(), slab_.bytes(), 0.02f, 1, stream));
+    Require(FillNormal(x_.data(), x_.bytes(), 1, 2, stream));
+  }
+
+  // The next weight of a shape: so far from the last use of the same memory that no cache helps.
+  const void* NextWeight(const Shape& shape) {
+    const int64_t bytes = shape.At(nullptr).Bytes();
+    if (offset_ + bytes > kSlabBytes) offset_ = 0;
+    const void* weight = slab_.As<uint8_t>() + offset_;
+    offset_ += (bytes + 1023) / 1024 * 1024;
+    return weight;
+  }
+
+  absl::Status Streamed(const Shape& shape, int64_t rows, const Variant& variant) {
+    const ConstMatrixView x(x_.data(), DType::kBf16, rows, shape.K, shape.K);
+    const MatrixView y(y_.data(), DType::kBf16, rows, shape.N, shape.N);
+    return CudaStatus(
+        LaunchLinearStream(x, shape.At(NextWeight(shape)), y, variant.unit, CudaOf(stream_), variant.tuning),
+        "stream");
+  }
+  absl::Status Tiled(const Shape& shape, int64_t rows) {
+    const ConstMatrixView x(x_.data(), DType::kBf16, rows, shape.K, shape.K);
+    const MatrixView y(y_.data(), DType::kBf16, rows, shape.N, shape.N);
+    return CudaStatus(LaunchLinearTiled(x, shape.At(NextWeight(shape)), y, CudaOf(stream_)), "tiled");
+  }
+
+  double MicrosecondsPerCall(int launches, const std::function<absl::Status()>& call) {
+    const Microseconds time = TimeReplays(
+        stream_,
+        [&] {
+          for (int i = 0; i < launches; ++i) DFLASH_RETURN_IF_ERROR(call());
+          return absl::OkStatus();
+        },
+        5);
+    return time.median / launches;
+  }
+
+  void Shapes(const Variant& variant) {
+    std::printf("\nVERIFY, %s: us (TB/s)\n%-16s", variant.name, "rows");
+    constexpr int64_t kRows[] = {1, 16, 32, 64, 128, 256};
+    for (int64_t rows : kRows) std::printf("%16lld", static_cast<long long>(rows));
+    std::printf("\n");
+    const auto line = [&](const Shape& shape) {
+      std::printf("%-16s", shape.name);
+      const int launches = static_cast<int>(std::max(1.0, 4e9 / shape.Bytes()));
+      for (int64_t rows : kRows) {
+        const double us = MicrosecondsPerCall(launches, [&] { return Streamed(shape, rows, variant); });
+        std::printf("%9.2f (%.2f)", us, shape.Bytes() / us * 1e-6);
+      }
+      std::printf("\n");
+      std::fflush(stdout);
+    };
+    for (const Shape& shape : kShapes) line(shape);
+    if (&variant == &kVariants[0]) {
+      for (const Shape& shape : kDrafterShapes) line(shape);
+    }
+  }
+
+  template <typename Call>
+  void ForEachLayer(const Call& call) {
+    for (int layer = 0; layer < 64; ++layer) {
+      call(kShapes[layer % 4 == 3 ? 1 : 0]);
+      call(kShapes[2]);
+      call(kShapes[3]);
+      call(kShapes[4]);
+    }
+  }
+
+  void Sequence(const Variant& variant, const Ceilings& ceilings) {
+    double bytes = 0;
+    for (const Shape& shape : kShapes) bytes += shape.count * shape.Bytes();
+    std::printf("%-22s", variant.name);
+    for (int64_t rows : {1, 8, 16, 32, 64, 128, 256}) {
+      const Microseconds time = TimeReplays(stream_, [&] {
+        absl::Status status;
+        ForEachLayer([&](const Shape& shape) { status.Update(Streamed(shape, rows, variant)); });
+        status.Update(Streamed(kShapes[5], rows, variant));
+        return status;
+      });
+      std::printf(" | %3lld: %6.3f [%.3f %.3f] %3.0f%%", static_cast<long long>(rows), time.median * 1e-3,
+                  time.low * 1e-3, time.high * 1e-3, 100 * bytes / time.median * 1e6 / ceilings.read);
+      std::fflush(stdout);
+    }
+    std::printf("\n");
+  }
+
+  void Prefill() {
+    std::printf("\nPREFILL: us (TFLOP/s)\n%-16s", "rows");
+    constexpr int64_t kRows[] = {16, 64, 128, 256, 512, 1024, 2048, 8192};
+    for (int64_t rows : kRows) std::printf("%16lld", static_cast<long long>(rows));
+    std::printf("\n");
+    for (const Shape& shape : kShapes) {
+      if (shape.count == 1) continue;
+      std::printf("%-16s", shape.name);
+      for (int64_t rows : kRows) {
+        const double flop = shape.Bytes() * static_cast<double>(rows);
+        const int launches = static_cast<int>(std::clamp(6e12 / flop, 2.0, 40.0));
+        const double us = MicrosecondsPerCall(launches, [&] { return Tiled(shape, rows); });
+        std::printf("%10.1f (%3.0f)", us, flop / us * 1e-6);
+      }
+      std::printf("\n");
+      std::fflush(stdout);
+    }
+    std::printf("all but lm_head, ms (TFLOP/s):");
+    for (int64_t rows : kRows) {
+      double flop = 0;
+      const Microseconds time = TimeReplays(
+          stream_,
+          [&] {
+            absl::Status status;
+            ForEachLayer([&](const Shape& shape) {
+              flop += shape.Bytes() * static_cast<double>(rows);
+              status.Update(Tiled(shape, rows));
+            });
+            return status;
+          },
+          3);
+      std::printf("  %lld: %.2f (%.0f)", static_cast<long long>(rows), time.median * 1e-3,
+                  flop / time.median * 1e-6);
+      std::fflush(stdout);
+    }
+    std::printf("\n");
+  }
+
+ private:
+  const Stream& stream_;
+  Buffer slab_, x_, y_;
+  int64_t offset_ = 0;
+};
+
+}  // namespace
+
+void RunLinear(const Stream& stream, const Ceilings& ceilings) {
+  LinearBench bench(stream);
+  std::printf("\nall 257 linear layers, VERIFY, ms [low high] share of the read ceiling, by rows\n");
+  for (const Variant& variant : kVariants) bench.Sequence(variant, ceilings);
+  for (const Variant& variant : kVariants) {
+    if (variant.tuning.prefetch_blocks == 4) bench.Shapes(variant);
+  }
+  bench.Prefill();
+}
+
+}  // namespace dflash::bench
