@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/bench/bench.h"
+#include "kernels/bench/cuda/bench.h"
 #include "kernels/causal_conv/causal_conv.h"
 #include "kernels/device/cuda/cuda_status.h"
 #include "kernels/device/cuda/stream_cuda.h"

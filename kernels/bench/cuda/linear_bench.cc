@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "base/status.h"
-#include "kernels/bench/bench.h"
+#include "kernels/bench/cuda/bench.h"
 #include "kernels/device/cuda/cuda_status.h"
 #include "kernels/device/cuda/stream_cuda.h"
 #include "kernels/linear/linear_cuda.h"

@@ -1,7 +1,7 @@
 #include <cuda_bf16.h>
 
 #include "base/status.h"
-#include "kernels/bench/bench.h"
+#include "kernels/bench/cuda/bench.h"
 #include "kernels/device/cuda/cuda_status.h"
 #include "kernels/device/cuda/launch.cuh"
 #include "kernels/device/cuda/stream_cuda.h"

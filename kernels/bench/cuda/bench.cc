@@ -1,4 +1,4 @@
-#include "kernels/bench/bench.h"
+#include "kernels/bench/cuda/bench.h"
 
 #include <algorithm>
 #include <cstdio>

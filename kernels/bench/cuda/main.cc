@@ -4,7 +4,7 @@
 #include <cstdio>
 #include <cstring>
 
-#include "kernels/bench/bench.h"
+#include "kernels/bench/cuda/bench.h"
 #include "kernels/device/cuda/cuda_status.h"
 #include "kernels/device/cuda/stream_cuda.h"
 
