@@ -60,7 +60,7 @@ absl::Status Dispatcher::CheckServing() const {
 absl::Status Dispatcher::Reserve(const std::string& id) {
   absl::MutexLock lock(&mutex_);
   DFLASH_RETURN_IF_ERROR(CheckServing());
-  if (reserved_.count(id) != 0 || key_of_id_.count(id) != 0) {
+  if (reserved_.count(id) != 0 || ids_.count(id) != 0) {
     return WithDetails(
         absl::AlreadyExistsError(absl::StrCat("request_id: '", id, "' is in use")),
         {.reason = "DUPLICATE_REQUEST", .field = "request_id", .retry_after = {}, .metadata = {}});
@@ -75,15 +75,15 @@ void Dispatcher::Release(const std::string& id) {
   DFLASH_CHECK(reserved_.erase(id) == 1);
 }
 
-absl::Status Dispatcher::Submit(const std::string& id, GroupRequest request,
-                                std::shared_ptr<OutputListener> listener) {
+absl::StatusOr<std::string> Dispatcher::Submit(const std::string& id, GroupRequest request,
+                                               std::shared_ptr<OutputListener> listener) {
   absl::MutexLock lock(&mutex_);
   DFLASH_CHECK(reserved_.erase(id) == 1);
   DFLASH_RETURN_IF_ERROR(CheckServing());
   const std::string key = absl::StrCat(id, "/", next_key_++);
   const auto prompt_tokens = static_cast<int64_t>(request.prompt_tokens.size());
   DFLASH_RETURN_IF_ERROR(queue_.Push({key, prompt_tokens, clock_(), request.deadline}));
-  key_of_id_.emplace(id, key);
+  ids_.insert(id);
   Live live;
   live.id = id;
   live.work = prompt_tokens + request.max_tokens;
@@ -91,7 +91,7 @@ absl::Status Dispatcher::Submit(const std::string& id, GroupRequest request,
   live.listener = std::move(listener);
   live_.emplace(key, std::move(live));
   Dispatch();
-  return absl::OkStatus();
+  return key;
 }
 
 void Dispatcher::Dispatch() {
@@ -120,8 +120,7 @@ Dispatcher::Listener Dispatcher::End(const std::string& key) {
   if (it == live_.end()) return nullptr;
   Live live = std::move(it->second);
   live_.erase(it);
-  const auto id = key_of_id_.find(live.id);
-  if (id != key_of_id_.end() && id->second == key) key_of_id_.erase(id);
+  if (live.listener != nullptr) ids_.erase(live.id);
   if (live.member != nullptr) {
     --live.member->running;
     live.member->outstanding_tokens -= live.work;
@@ -129,26 +128,29 @@ Dispatcher::Listener Dispatcher::End(const std::string& key) {
   return std::move(live.listener);
 }
 
-bool Dispatcher::Cancel(const std::string& id, const absl::Status& reason) {
+Dispatcher::Listener Dispatcher::LetGo(const std::string& key, Live& live, const absl::Status& reason) {
+  // The group's own word that it has let go is still to come; until then the request counts as running.
+  Listener listener = std::move(live.listener);
+  live.listener = nullptr;
+  ids_.erase(live.id);
+  live.member->group->Cancel(key, reason);
+  return listener;
+}
+
+bool Dispatcher::Cancel(const std::string& key, const absl::Status& reason) {
   Listener listener;
   {
     absl::MutexLock lock(&mutex_);
-    const auto it = key_of_id_.find(id);
-    if (it == key_of_id_.end()) return false;
-    const std::string key = it->second;
-    Live& live = live_.at(key);
-    if (live.member == nullptr) {
+    const auto it = live_.find(key);
+    if (it == live_.end() || it->second.listener == nullptr) return false;
+    if (it->second.member == nullptr) {
       queue_.Remove(key);
       listener = End(key);
     } else {
-      // The group's own word that it has let go is still to come; until then the request counts as running.
-      listener = std::move(live.listener);
-      live.listener = nullptr;
-      key_of_id_.erase(it);
-      live.member->group->Cancel(key, reason);
+      listener = LetGo(key, it->second, reason);
     }
   }
-  if (listener != nullptr) listener->OnFailed(reason);
+  listener->OnFailed(reason);
   return true;
 }
 
@@ -173,11 +175,7 @@ void Dispatcher::ShutDown() {
     shut_down_ = true;
     for (const WaitingQueue::Entry& entry : queue_.TakeAll()) listeners.push_back(End(entry.id));
     for (auto& [key, live] : live_) {
-      if (live.listener == nullptr) continue;
-      listeners.push_back(std::move(live.listener));
-      live.listener = nullptr;
-      key_of_id_.erase(live.id);
-      live.member->group->Cancel(key, status);
+      if (live.listener != nullptr) listeners.push_back(LetGo(key, live, status));
     }
   }
   for (const Listener& listener : listeners) listener->OnFailed(status);
@@ -292,6 +290,12 @@ void Dispatcher::OnLost(Group* group, const std::string& why) {
     if (listener != nullptr) listener->OnFailed(Lost(why));
   }
   ServingChanged();
+}
+
+void Dispatcher::ExplainLoss(Group* group, const std::string& why) {
+  OnLost(group, why);
+  absl::MutexLock lock(&mutex_);
+  Find(group).why_lost = why;
 }
 
 }  // namespace dflash

@@ -54,13 +54,13 @@ class Dispatcher final : public GroupEvents {
   // left, draining. After OK exactly one of Release and Submit must follow.
   absl::Status Reserve(const std::string& id);
   void Release(const std::string& id);
-  // Queues a prepared request, or hands it to a group at once. Errors as Reserve; the listener is then not
-  // called.
-  absl::Status Submit(const std::string& id, GroupRequest request, std::shared_ptr<OutputListener> listener);
+  // Queues a prepared request, or hands it to a group at once; returns its key, which Cancel wants. Errors as
+  // Reserve; the listener is then not called.
+  absl::StatusOr<std::string> Submit(const std::string& id, GroupRequest request,
+                                     std::shared_ptr<OutputListener> listener);
   // Ends a queued or running request: its listener gets OnFailed(reason) before this returns, its id is free,
-  // and its group lets go of it within one step. False when there is no such request (reserved ones do not
-  // count).
-  bool Cancel(const std::string& id, const absl::Status& reason);
+  // and its group lets go of it within one step. False when it has ended already.
+  bool Cancel(const std::string& key, const absl::Status& reason);
 
   // Fails queued requests whose deadline has come. Call it several times a second.
   void ExpireWaiting();
@@ -81,6 +81,8 @@ class Dispatcher final : public GroupEvents {
   void OnFinished(Group* group, const std::string& key, const FinishedOutput& finished) override;
   void OnFailed(Group* group, const std::string& key, const absl::Status& status) override;
   void OnLost(Group* group, const std::string& why) override;
+  // A better reason for a loss, which may or may not have been reported yet.
+  void ExplainLoss(Group* group, const std::string& why);
 
  private:
   using Listener = std::shared_ptr<OutputListener>;
@@ -107,6 +109,9 @@ class Dispatcher final : public GroupEvents {
   Member& Find(Group* group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Forgets a request that has ended and returns whom to tell, if anybody.
   Listener End(const std::string& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Tells a request's group to end it, and returns whom to tell.
+  Listener LetGo(const std::string& key, Live& live, const absl::Status& reason)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Listener ListenerOf(const std::string& key) const;
   void ServingChanged();
 
@@ -118,10 +123,10 @@ class Dispatcher final : public GroupEvents {
   bool shut_down_ ABSL_GUARDED_BY(mutex_) = false;
   uint64_t next_key_ ABSL_GUARDED_BY(mutex_) = 1;
   std::set<std::string> reserved_ ABSL_GUARDED_BY(mutex_);
-  // Ids that a client may not use again yet, with their keys. A key is what queue and groups know a request
-  // by: an id may be used again while its group still winds the old request down.
-  std::unordered_map<std::string, std::string> key_of_id_ ABSL_GUARDED_BY(mutex_);
-  std::unordered_map<std::string, Live> live_ ABSL_GUARDED_BY(mutex_);
+  // Ids that a client may not use again yet. Queue and groups know a request by its key: an id may be used
+  // again while its group still winds the old request down.
+  std::set<std::string> ids_ ABSL_GUARDED_BY(mutex_);
+  std::unordered_map<std::string, Live> live_ ABSL_GUARDED_BY(mutex_);  // by key
 };
 
 }  // namespace dflash

@@ -70,7 +70,7 @@ class DispatcherTest : public ::testing::Test {
       request.prompt_tokens.assign(static_cast<size_t>(tokens), 1);
       request.max_tokens = 10;
       request.deadline = deadline;
-      status = dispatcher_.Submit(id, std::move(request), recorder);
+      status = dispatcher_.Submit(id, std::move(request), recorder).status();
     }
     recorder->error = status;
     return recorder;
@@ -140,10 +140,10 @@ TEST_F(DispatcherTest, ReservationsCountAgainstTheQueue) {
 TEST_F(DispatcherTest, CancelWhileWaiting) {
   Ready(0);
   const auto a = Submit("a");
-  EXPECT_TRUE(dispatcher_.Cancel("a", absl::CancelledError("client")));
+  EXPECT_TRUE(dispatcher_.Cancel("a/1", absl::CancelledError("client")));
   EXPECT_EQ(a->error.code(), absl::StatusCode::kCancelled);
   EXPECT_EQ(a->failed, 1);
-  EXPECT_FALSE(dispatcher_.Cancel("a", absl::CancelledError("client")));
+  EXPECT_FALSE(dispatcher_.Cancel("a/1", absl::CancelledError("client")));
   dispatcher_.OnCredits(&group_, 5);
   EXPECT_THAT(group_.submitted, IsEmpty());
   EXPECT_THAT(group_.cancelled, IsEmpty());
@@ -152,9 +152,10 @@ TEST_F(DispatcherTest, CancelWhileWaiting) {
 TEST_F(DispatcherTest, CancelWhileRunning) {
   Ready(1);
   const auto a = Submit("a");
-  EXPECT_TRUE(dispatcher_.Cancel("a", absl::CancelledError("client")));
+  EXPECT_TRUE(dispatcher_.Cancel("a/1", absl::CancelledError("client")));
   EXPECT_THAT(group_.cancelled, ElementsAre("a/1"));
   EXPECT_EQ(a->failed, 1);
+  EXPECT_FALSE(dispatcher_.Cancel("a/1", absl::CancelledError("again")));
   // The id is free at once, the place when the group says so; late output goes nowhere.
   EXPECT_EQ(dispatcher_.GetStats().running, 1);
   const auto again = Submit("a");
@@ -208,6 +209,8 @@ TEST_F(DispatcherTest, LostGroupFailsEverything) {
   EXPECT_EQ(stats.running, 0);
   EXPECT_EQ(stats.waiting, 0);
   EXPECT_EQ(stats.groups[0].why_lost, "exited with code 1");
+  dispatcher_.ExplainLoss(&group_, "was killed");
+  EXPECT_THAT(dispatcher_.GetStats().detail, HasSubstr("was killed"));
 }
 
 TEST_F(DispatcherTest, ShutDownFailsEverything) {

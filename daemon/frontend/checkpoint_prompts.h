@@ -1,0 +1,39 @@
+// Prompts as the checkpoint wants them: its tokenizer and its own chat template.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "daemon/frontend/prepare.h"
+#include "text/chat_template.h"
+#include "text/tokenizer.h"
+
+namespace dflash {
+
+// Immutable after Load, usable from many threads at once.
+class CheckpointPrompts final : public PromptEncoder {
+ public:
+  // Reads tokenizer and chat template of a model folder. Errors: those of Tokenizer::Load and
+  // ChatTemplate::Load.
+  static absl::StatusOr<CheckpointPrompts> Load(const std::string& folder);
+
+  // Added tokens that are spelt out in a raw prompt are those tokens.
+  absl::StatusOr<std::vector<int32_t>> EncodeText(const std::string& text) const override;
+  // Added tokens that are spelt out in messages are letters; only the template's own count.
+  absl::StatusOr<std::vector<int32_t>> EncodeChat(const ChatPrompt& chat) const override;
+  // The prompt's text. InvalidArgument, reason TEMPLATE_ERROR, as EncodeChat.
+  absl::StatusOr<std::string> RenderChat(const ChatPrompt& chat) const;
+
+  const Tokenizer& tokenizer() const { return tokenizer_; }
+
+ private:
+  CheckpointPrompts(Tokenizer tokenizer, ChatTemplate chat_template)
+      : tokenizer_(std::move(tokenizer)), template_(std::move(chat_template)) {}
+  absl::StatusOr<RenderedChat> Render(const ChatPrompt& chat) const;
+
+  Tokenizer tokenizer_;
+  ChatTemplate template_;
+};
+
+}  // namespace dflash

@@ -1,0 +1,52 @@
+// From what a client asks for to what a group runs: every field is checked, defaults are filled in.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "daemon/request/client_request.h"
+#include "daemon/request/group_request.h"
+
+namespace dflash {
+
+struct RequestLimits {
+  static constexpr size_t kMaxIdBytes = 128;
+  static constexpr size_t kMaxStopStrings = 16;
+  static constexpr size_t kMaxStopStringBytes = 256;
+  static constexpr size_t kMaxStopTokens = 64;
+  static constexpr size_t kMaxChatMessages = 4096;
+  static constexpr float kMaxTemperature = 100;
+};
+
+// Turns prompts into token ids.
+class PromptEncoder {
+ public:
+  virtual ~PromptEncoder() = default;
+  // Errors of the tokenizer.
+  virtual absl::StatusOr<std::vector<int32_t>> EncodeText(const std::string& text) const = 0;
+  // InvalidArgument, reason TEMPLATE_ERROR: the template refuses the messages.
+  virtual absl::StatusOr<std::vector<int32_t>> EncodeChat(const ChatPrompt& chat) const = 0;
+};
+
+// InvalidArgument unless the id is empty or 1 to 128 characters of [A-Za-z0-9._:-].
+absl::Status CheckRequestId(const std::string& id);
+// NotFound unless `model` is empty or the served one's name.
+absl::Status CheckModel(const std::string& model, const std::string& served);
+// Number, roles and JSON of the messages; InvalidArgument naming the field below `field`.
+absl::Status CheckChat(const ChatPrompt& chat, const std::string& field);
+
+// Everything that can be checked without tokenizing, so that a bad request costs nothing and keeps no place
+// in the queue. Errors: InvalidArgument naming the field; FailedPrecondition: strict speculation with a
+// method that is not loaded.
+absl::Status CheckRequest(const ClientRequest& request, const GroupInfo& info);
+
+// Tokenizes the prompt and fills in defaults. Call it after CheckRequest. `random_seed` is used when the
+// request has no seed. InvalidArgument: an empty prompt; a token id out of range; reason CONTEXT_TOO_LONG:
+// prompt and max_tokens together are over the context limit.
+absl::StatusOr<GroupRequest> Prepare(const ClientRequest& request, const GroupInfo& info,
+                                     const PromptEncoder& encoder, uint64_t random_seed);
+
+}  // namespace dflash

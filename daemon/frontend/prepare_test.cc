@@ -1,0 +1,231 @@
+#include "daemon/frontend/prepare.h"
+
+#include <cmath>
+#include <functional>
+#include <limits>
+
+#include "daemon/request/request_error.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace dflash {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+// One token per byte; a chat is its contents.
+class ByteEncoder : public PromptEncoder {
+ public:
+  absl::StatusOr<std::vector<int32_t>> EncodeText(const std::string& text) const override {
+    return std::vector<int32_t>(text.begin(), text.end());
+  }
+  absl::StatusOr<std::vector<int32_t>> EncodeChat(const ChatPrompt& chat) const override {
+    std::string text;
+    for (const ChatMessage& message : chat.messages) text += message.content;
+    return EncodeText(text);
+  }
+};
+
+GroupInfo Info() {
+  GroupInfo info;
+  info.vocabulary_size = 1000;
+  info.max_context_tokens = 100;
+  info.dflash_block_size = 16;
+  info.speculate_by_default = true;
+  info.eos_token_ids = {998, 999};
+  info.default_temperature = 0.6f;
+  info.default_top_k = 20;
+  info.default_top_p = 0.95f;
+  return info;
+}
+
+ClientRequest TextRequest(const std::string& text = "hello") {
+  ClientRequest request;
+  request.prompt = TextPrompt{text};
+  return request;
+}
+
+absl::StatusOr<GroupRequest> CheckAndPrepare(const ClientRequest& request, const GroupInfo& info = Info()) {
+  if (absl::Status status = CheckRequest(request, info); !status.ok()) return status;
+  return Prepare(request, info, ByteEncoder(), 42);
+}
+
+TEST(Prepare, FillsInDefaults) {
+  const auto prepared = CheckAndPrepare(TextRequest());
+  ASSERT_TRUE(prepared.ok()) << prepared.status();
+  EXPECT_THAT(prepared->prompt_tokens, ElementsAre('h', 'e', 'l', 'l', 'o'));
+  EXPECT_EQ(prepared->max_tokens, 95);
+  EXPECT_EQ(prepared->temperature, 0.6f);
+  EXPECT_EQ(prepared->top_k, 20);
+  EXPECT_EQ(prepared->top_p, 0.95f);
+  EXPECT_EQ(prepared->min_p, 0);
+  EXPECT_EQ(prepared->seed, 42u);
+  EXPECT_THAT(prepared->stop_token_ids, ElementsAre(998, 999));
+  EXPECT_TRUE(prepared->speculate);
+  EXPECT_EQ(prepared->max_draft_tokens, 0);
+  EXPECT_TRUE(prepared->return_text);
+}
+
+TEST(Prepare, TakesWhatIsSet) {
+  ClientRequest request;
+  request.prompt = TokenPrompt{{1, 999}};
+  request.temperature = 0;
+  request.top_k = 0;
+  request.top_p = 1;
+  request.min_p = 0.25f;
+  request.seed = 7;
+  request.max_tokens = 98;
+  request.stop_token_ids = {5};
+  request.stop_strings = {"END"};
+  request.ignore_eos = true;
+  request.speculation = SpeculationChoice::kOff;
+  request.max_draft_tokens = 99;
+  request.special_tokens_in_text = true;
+  const auto prepared = CheckAndPrepare(request);
+  ASSERT_TRUE(prepared.ok()) << prepared.status();
+  EXPECT_EQ(prepared->temperature, 0);
+  EXPECT_EQ(prepared->top_k, 0);
+  EXPECT_EQ(prepared->top_p, 1);
+  EXPECT_EQ(prepared->min_p, 0.25f);
+  EXPECT_EQ(prepared->seed, 7u);
+  EXPECT_EQ(prepared->max_tokens, 98);
+  EXPECT_THAT(prepared->stop_token_ids, ElementsAre(5));
+  EXPECT_THAT(prepared->stop_strings, ElementsAre("END"));
+  EXPECT_FALSE(prepared->speculate);
+  EXPECT_EQ(prepared->max_draft_tokens, 15) << "more than the block gives means all of it";
+  EXPECT_FALSE(prepared->return_text) << "a token prompt gets tokens";
+  EXPECT_TRUE(prepared->keep_special_tokens);
+}
+
+TEST(Prepare, WithoutADrafterItRunsWithoutUnlessStrict) {
+  GroupInfo info = Info();
+  info.dflash_block_size = 0;
+  ClientRequest request = TextRequest();
+  request.speculation = SpeculationChoice::kDFlash;
+  EXPECT_FALSE(CheckAndPrepare(request, info)->speculate);
+  request.strict_speculation = true;
+  const absl::Status status = CheckAndPrepare(request, info).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(DetailsOf(status).reason, "METHOD_NOT_LOADED");
+}
+
+TEST(Prepare, SpeculationOffOnTheServerCanBeAskedFor) {
+  GroupInfo info = Info();
+  info.speculate_by_default = false;
+  ClientRequest request = TextRequest();
+  EXPECT_FALSE(CheckAndPrepare(request, info)->speculate);
+  request.speculation = SpeculationChoice::kDFlash;
+  EXPECT_TRUE(CheckAndPrepare(request, info)->speculate);
+}
+
+TEST(Prepare, NamesTheFieldOfABadRequest) {
+  const float nan = std::nanf("");
+  const float inf = std::numeric_limits<float>::infinity();
+  using Change = std::function<void(ClientRequest&)>;
+  const struct {
+    const char* field;
+    Change change;
+    const char* reason = "BAD_PARAMETER";
+  } cases[] = {
+      {"prompt", [](ClientRequest& r) { r.prompt = std::monostate(); }},
+      {"text", [](ClientRequest& r) { r.prompt = TextPrompt{""}; }},
+      {"tokens.ids", [](ClientRequest& r) { r.prompt = TokenPrompt{}; }},
+      {"tokens.ids[2]",
+       [](ClientRequest& r) {
+         r.prompt = TokenPrompt{{0, 999, 1000}};
+       }},
+      {"tokens.ids[0]", [](ClientRequest& r) { r.prompt = TokenPrompt{{4294967295u}}; }},
+      {"chat.messages", [](ClientRequest& r) { r.prompt = ChatPrompt{}; }},
+      {"chat.messages",
+       [](ClientRequest& r) {
+         ChatPrompt chat;
+         chat.messages.resize(4097, {"user", "x", {}, {}});
+         r.prompt = chat;
+       }},
+      {"chat.messages[1].role",
+       [](ClientRequest& r) {
+         ChatPrompt chat;
+         chat.messages = {{"user", "x", {}, {}}, {"", "y", {}, {}}};
+         r.prompt = chat;
+       }},
+      {"chat",
+       [](ClientRequest& r) {
+         ChatPrompt chat;
+         chat.messages = {{"user", "", {}, {}}};
+         r.prompt = chat;
+       }},
+      {"sampling.temperature", [=](ClientRequest& r) { r.temperature = nan; }},
+      {"sampling.temperature", [=](ClientRequest& r) { r.temperature = inf; }},
+      {"sampling.temperature", [](ClientRequest& r) { r.temperature = -0.5f; }},
+      {"sampling.temperature", [](ClientRequest& r) { r.temperature = 100.5f; }},
+      {"sampling.top_p", [=](ClientRequest& r) { r.top_p = nan; }},
+      {"sampling.top_p", [](ClientRequest& r) { r.top_p = 0; }},
+      {"sampling.top_p", [](ClientRequest& r) { r.top_p = 1.01f; }},
+      {"sampling.min_p", [=](ClientRequest& r) { r.min_p = -inf; }},
+      {"sampling.min_p", [](ClientRequest& r) { r.min_p = 1.5f; }},
+      {"sampling.top_k", [](ClientRequest& r) { r.top_k = 2147483648u; }},
+      {"stopping.max_tokens", [](ClientRequest& r) { r.max_tokens = 0; }},
+      {"stopping.max_tokens", [](ClientRequest& r) { r.max_tokens = 96; }, "CONTEXT_TOO_LONG"},
+      {"stopping.max_tokens", [](ClientRequest& r) { r.max_tokens = 4294967295u; }, "CONTEXT_TOO_LONG"},
+      {"text", [](ClientRequest& r) { r.prompt = TextPrompt{std::string(100, 'x')}; }, "CONTEXT_TOO_LONG"},
+      {"tokens.ids", [](ClientRequest& r) { r.prompt = TokenPrompt{std::vector<uint32_t>(101, 1)}; },
+       "CONTEXT_TOO_LONG"},
+      {"stopping.strings", [](ClientRequest& r) { r.stop_strings.resize(17, "x"); }},
+      {"stopping.strings[1]",
+       [](ClientRequest& r) {
+         r.stop_strings = {"x", ""};
+       }},
+      {"stopping.strings[0]", [](ClientRequest& r) { r.stop_strings = {std::string(257, 'x')}; }},
+      {"stopping.token_ids", [](ClientRequest& r) { r.stop_token_ids.resize(65, 1); }},
+      {"stopping.token_ids[1]",
+       [](ClientRequest& r) {
+         r.stop_token_ids = {1, 1000};
+       }},
+      {"speculation.max_draft_tokens", [](ClientRequest& r) { r.max_draft_tokens = 0; }},
+  };
+  for (const auto& c : cases) {
+    ClientRequest request = TextRequest();
+    c.change(request);
+    const absl::Status status = CheckAndPrepare(request).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << c.field << ": " << status;
+    EXPECT_EQ(DetailsOf(status).field, c.field) << status;
+    EXPECT_EQ(DetailsOf(status).reason, c.reason) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(c.field));
+  }
+}
+
+TEST(Prepare, BoundsAreInclusive) {
+  ClientRequest request = TextRequest(std::string(99, 'x'));
+  EXPECT_EQ(CheckAndPrepare(request)->max_tokens, 1);
+  request = TextRequest();
+  request.temperature = 100;
+  request.top_p = 1;
+  request.min_p = 1;
+  request.top_k = 2147483647u;
+  request.max_tokens = 95;
+  request.stop_strings.resize(16, std::string(256, 'x'));
+  EXPECT_TRUE(CheckAndPrepare(request).ok());
+}
+
+TEST(CheckRequestId, LettersAndLength) {
+  EXPECT_TRUE(CheckRequestId("").ok());
+  EXPECT_TRUE(CheckRequestId("aZ09._:-").ok());
+  EXPECT_TRUE(CheckRequestId(std::string(128, 'a')).ok());
+  for (const std::string& id :
+       {std::string(129, 'a'), std::string("a b"), std::string("a/b"), std::string("ä")}) {
+    EXPECT_EQ(DetailsOf(CheckRequestId(id)).field, "request_id") << id;
+    EXPECT_EQ(CheckRequestId(id).code(), absl::StatusCode::kInvalidArgument) << id;
+  }
+}
+
+TEST(CheckModel, OnlyTheServedOne) {
+  EXPECT_TRUE(CheckModel("", "tiny").ok());
+  EXPECT_TRUE(CheckModel("tiny", "tiny").ok());
+  const absl::Status status = CheckModel("huge", "tiny");
+  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(DetailsOf(status).reason, "MODEL_NOT_FOUND");
+}
+
+}  // namespace
+}  // namespace dflash

@@ -1,0 +1,90 @@
+#include "daemon/frontend/stream_buffer.h"
+
+#include "daemon/request/request_error.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace dflash {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+StepOutput Step(std::vector<int32_t> tokens, std::string text, std::vector<Round> rounds = {}) {
+  return {std::move(tokens), std::move(text), std::move(rounds)};
+}
+
+OutputChunk NextChunk(StreamBuffer& buffer) {
+  std::optional<StreamEvent> event = buffer.Next();
+  EXPECT_TRUE(event.has_value() && std::holds_alternative<OutputChunk>(*event));
+  return event.has_value() ? std::get<OutputChunk>(*event) : OutputChunk();
+}
+
+TEST(StreamBuffer, AFastReaderGetsEveryStep) {
+  StreamBuffer buffer({});
+  EXPECT_FALSE(buffer.Next().has_value());
+  buffer.AddStarted({.prompt_tokens = 4, .cached_tokens = 1});
+  EXPECT_EQ(std::get<StartedOutput>(buffer.Next().value()).prompt_tokens, 4);
+  ASSERT_TRUE(buffer.AddTokens(Step({10}, "a")).ok());
+  OutputChunk first = NextChunk(buffer);
+  EXPECT_EQ(first.first_token_offset, 0);
+  EXPECT_THAT(first.tokens, ElementsAre(10));
+  EXPECT_THAT(first.steps, IsEmpty());
+  ASSERT_TRUE(buffer.AddTokens(Step({11, 12}, "bc", {{15, 1}})).ok());
+  OutputChunk second = NextChunk(buffer);
+  EXPECT_EQ(second.first_token_offset, 1);
+  EXPECT_EQ(second.text, "bc");
+  ASSERT_EQ(second.steps.size(), 1u);
+  EXPECT_EQ(second.steps[0].accepted, 1);
+  EXPECT_EQ(second.steps[0].first_token_offset, 1);
+  EXPECT_EQ(second.steps[0].token_count, 2);
+  buffer.AddFinished({});
+  EXPECT_TRUE(std::holds_alternative<FinishedOutput>(buffer.Next().value()));
+  EXPECT_FALSE(buffer.Next().has_value());
+}
+
+TEST(StreamBuffer, ASlowReaderGetsThemMergedWithEveryRound) {
+  StreamBuffer buffer({});
+  buffer.AddStarted({});
+  ASSERT_TRUE(buffer.AddTokens(Step({10}, "a")).ok());
+  ASSERT_TRUE(buffer.AddTokens(Step({11, 12, 13}, "bcd", {{15, 2}})).ok());
+  ASSERT_TRUE(buffer.AddTokens(Step({14}, "", {{15, 0}})).ok());
+  buffer.AddFinished({});
+  EXPECT_TRUE(std::holds_alternative<StartedOutput>(buffer.Next().value()));
+  const OutputChunk chunk = NextChunk(buffer);
+  EXPECT_EQ(chunk.first_token_offset, 0);
+  EXPECT_THAT(chunk.tokens, ElementsAre(10, 11, 12, 13, 14));
+  EXPECT_EQ(chunk.text, "abcd");
+  ASSERT_EQ(chunk.steps.size(), 2u);
+  EXPECT_EQ(chunk.steps[0].first_token_offset, 1);
+  EXPECT_EQ(chunk.steps[0].token_count, 3);
+  EXPECT_EQ(chunk.steps[1].first_token_offset, 4);
+  EXPECT_EQ(chunk.steps[1].drafted, 15);
+  EXPECT_TRUE(std::holds_alternative<FinishedOutput>(buffer.Next().value()));
+}
+
+TEST(StreamBuffer, LeavesOutWhatIsNotWanted) {
+  StreamBuffer buffer({.text = true, .tokens = false, .steps = false});
+  ASSERT_TRUE(buffer.AddTokens(Step({10}, "")).ok());
+  EXPECT_FALSE(buffer.Next().has_value()) << "nothing to say";
+  ASSERT_TRUE(buffer.AddTokens(Step({11, 12}, "bc", {{15, 1}})).ok());
+  const OutputChunk chunk = NextChunk(buffer);
+  EXPECT_EQ(chunk.first_token_offset, 1);
+  EXPECT_THAT(chunk.tokens, IsEmpty());
+  EXPECT_THAT(chunk.steps, IsEmpty());
+  EXPECT_EQ(chunk.text, "bc");
+}
+
+TEST(StreamBuffer, BoundsWhatWaits) {
+  StreamBuffer buffer({.text = true, .tokens = true, .steps = true, .max_unsent_bytes = 64});
+  ASSERT_TRUE(buffer.AddTokens(Step({1, 2}, std::string(50, 'x'))).ok());
+  EXPECT_EQ(buffer.unsent_bytes(), 58u);
+  const absl::Status full = buffer.AddTokens(Step({3}, "yyyyy"));
+  EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(DetailsOf(full).reason, "SLOW_CONSUMER");
+  EXPECT_THAT(NextChunk(buffer).tokens, ElementsAre(1, 2));
+  EXPECT_TRUE(buffer.AddTokens(Step({3}, "yyyyy")).ok());
+}
+
+}  // namespace
+}  // namespace dflash

@@ -1,0 +1,71 @@
+#include "daemon/ops/ops_server.h"
+
+#include <string>
+
+#include <boost/asio.hpp>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace dflash {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+std::string Ask(int port, const std::string& request) {
+  boost::asio::io_context context;
+  boost::asio::ip::tcp::socket socket(context);
+  socket.connect({boost::asio::ip::make_address("127.0.0.1"), static_cast<uint16_t>(port)});
+  boost::asio::write(socket, boost::asio::buffer(request));
+  std::string answer;
+  boost::system::error_code ended;
+  boost::asio::read(socket, boost::asio::dynamic_buffer(answer), ended);
+  return answer;
+}
+
+std::string Get(const std::string& path, const char* method = "GET") {
+  return std::string(method) + " " + path + " HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n";
+}
+
+OpsReply Handle(const std::string& path) {
+  if (path == "/livez") return {.body = "ok\n"};
+  return {.status = 404, .body = "no such page\n"};
+}
+
+TEST(OpsServerTest, AnswersGetAndHeadAndNothingElse) {
+  auto server = OpsServer::Start("127.0.0.1:0", Handle);
+  ASSERT_TRUE(server.ok()) << server.status();
+  const int port = (*server)->port();
+  EXPECT_THAT(Ask(port, Get("/livez?verbose")), AllOf(HasSubstr("200 OK"), HasSubstr("\r\n\r\nok\n")));
+  EXPECT_THAT(Ask(port, Get("/livez", "HEAD")), AllOf(HasSubstr("200 OK"), Not(HasSubstr("\r\n\r\nok"))));
+  EXPECT_THAT(Ask(port, Get("/nothing")), HasSubstr("404 Not Found"));
+  EXPECT_THAT(Ask(port, Get("/livez", "DELETE")), HasSubstr("405 Method Not Allowed"));
+}
+
+TEST(OpsServerTest, DropsHeadersWithoutEnd) {
+  auto server = OpsServer::Start("127.0.0.1:0", Handle);
+  ASSERT_TRUE(server.ok());
+  EXPECT_EQ(Ask((*server)->port(), "GET /livez HTTP/1.1\r\nX: " + std::string(100000, 'x')), "");
+  EXPECT_THAT(Ask((*server)->port(), Get("/livez")), HasSubstr("200 OK"));
+}
+
+TEST(OpsServerTest, SaysWhatIsWrongWithAnAddress) {
+  EXPECT_EQ(OpsServer::Start("nonsense", Handle).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(OpsServer::Start("127.0.0.1:99999", Handle).status().code(), absl::StatusCode::kInvalidArgument);
+  auto server = OpsServer::Start("127.0.0.1:0", Handle);
+  ASSERT_TRUE(server.ok());
+  const std::string taken = "127.0.0.1:" + std::to_string((*server)->port());
+  EXPECT_THAT(std::string(OpsServer::Start(taken, Handle).status().message()), HasSubstr(taken));
+}
+
+TEST(SplitHostPortTest, TakesNamesAndBracketedAddresses) {
+  EXPECT_EQ(SplitHostPort("localhost:80").value(), std::pair(std::string("localhost"), 80));
+  EXPECT_EQ(SplitHostPort("[::1]:0").value(), std::pair(std::string("::1"), 0));
+  for (const char* bad : {"", ":80", "host", "host:", "host:x", "host:-1", "host:65536", "host:80x"}) {
+    EXPECT_FALSE(SplitHostPort(bad).ok()) << bad;
+  }
+}
+
+}  // namespace
+}  // namespace dflash

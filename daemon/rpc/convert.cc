@@ -1,0 +1,248 @@
+#include "daemon/rpc/convert.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "daemon/request/request_error.h"
+#include "google/protobuf/descriptor.h"
+#include "google/protobuf/unknown_field_set.h"
+
+namespace dflash {
+namespace {
+
+absl::Status RefuseUnbuiltSampling(const v1::Sampling& sampling) {
+  if (sampling.has_repetition_penalty() && sampling.repetition_penalty() != 1) {
+    return NotInThisBuild("sampling.repetition_penalty");
+  }
+  if (sampling.has_frequency_penalty() && sampling.frequency_penalty() != 0) {
+    return NotInThisBuild("sampling.frequency_penalty");
+  }
+  if (sampling.has_presence_penalty() && sampling.presence_penalty() != 0) {
+    return NotInThisBuild("sampling.presence_penalty");
+  }
+  if (sampling.has_n() && sampling.n() == 0) return BadParameter("sampling.n", "must be at least 1");
+  if (sampling.has_n() && sampling.n() != 1) return NotInThisBuild("sampling.n");
+  if (sampling.logit_bias_size() > 0) return NotInThisBuild("sampling.logit_bias");
+  return absl::OkStatus();
+}
+
+absl::Status RefuseUnbuilt(const v1::GenerateRequest& message) {
+  DFLASH_RETURN_IF_ERROR(RefuseUnbuiltSampling(message.sampling()));
+  const v1::Stopping& stopping = message.stopping();
+  if (stopping.min_tokens() != 0) return NotInThisBuild("stopping.min_tokens");
+  if (stopping.include_stop_in_text()) return NotInThisBuild("stopping.include_stop_in_text");
+  if (stopping.bad_words_size() > 0) return NotInThisBuild("stopping.bad_words");
+  switch (message.constraint().kind_case()) {
+    case v1::Constraint::kJsonSchema:
+      return NotInThisBuild("constraint.json_schema");
+    case v1::Constraint::kJsonObject:
+      return NotInThisBuild("constraint.json_object");
+    case v1::Constraint::kRegex:
+      return NotInThisBuild("constraint.regex");
+    case v1::Constraint::kChoice:
+      return NotInThisBuild("constraint.choice");
+    case v1::Constraint::kEbnf:
+      return NotInThisBuild("constraint.ebnf");
+    case v1::Constraint::KIND_NOT_SET:
+      break;
+  }
+  if (message.output().has_top_logprobs()) return NotInThisBuild("output.top_logprobs");
+  if (message.output().min_chunk_interval_ms() != 0) return NotInThisBuild("output.min_chunk_interval_ms");
+  if (message.speculation().has_tree_nodes()) return NotInThisBuild("speculation.tree_nodes");
+  if (message.scheduling().priority() != 0) return NotInThisBuild("scheduling.priority");
+  if (!message.scheduling().cache_salt().empty()) return NotInThisBuild("scheduling.cache_salt");
+  return absl::OkStatus();
+}
+
+absl::StatusOr<SpeculationChoice> FromMessage(v1::SpeculationMode mode) {
+  switch (mode) {
+    case v1::SPECULATION_MODE_UNSPECIFIED:
+      return SpeculationChoice::kServerDefault;
+    case v1::SPECULATION_MODE_OFF:
+      return SpeculationChoice::kOff;
+    case v1::SPECULATION_MODE_DFLASH:
+      return SpeculationChoice::kDFlash;
+    case v1::SPECULATION_MODE_DFLASH_TREE:
+    case v1::SPECULATION_MODE_MTP:
+      return NotInThisBuild(absl::StrCat("speculation.mode ", v1::SpeculationMode_Name(mode)));
+    default:  // proto3 enums are open: a newer client's value
+      return BadParameter("speculation.mode", absl::StrCat("unknown value ", static_cast<int>(mode)));
+  }
+}
+
+}  // namespace
+
+absl::Status RefuseUnknownFields(const google::protobuf::Message& message) {
+  const google::protobuf::Reflection& reflection = *message.GetReflection();
+  const google::protobuf::UnknownFieldSet& unknown = reflection.GetUnknownFields(message);
+  if (!unknown.empty()) {
+    return NotInThisBuild(
+        absl::StrCat("field ", unknown.field(0).number(), " of ", message.GetDescriptor()->full_name()));
+  }
+  std::vector<const google::protobuf::FieldDescriptor*> fields;
+  reflection.ListFields(message, &fields);
+  for (const google::protobuf::FieldDescriptor* field : fields) {
+    if (field->cpp_type() != google::protobuf::FieldDescriptor::CPPTYPE_MESSAGE) continue;
+    if (!field->is_repeated()) {
+      DFLASH_RETURN_IF_ERROR(RefuseUnknownFields(reflection.GetMessage(message, field)));
+      continue;
+    }
+    for (int i = 0; i < reflection.FieldSize(message, field); ++i) {
+      DFLASH_RETURN_IF_ERROR(RefuseUnknownFields(reflection.GetRepeatedMessage(message, field, i)));
+    }
+  }
+  return absl::OkStatus();
+}
+
+ChatPrompt FromMessage(const v1::ChatPrompt& message) {
+  ChatPrompt chat;
+  for (const v1::ChatMessage& turn : message.messages()) {
+    ChatMessage& to = chat.messages.emplace_back();
+    to.role = turn.role();
+    to.content = turn.content();
+    if (turn.has_reasoning_content()) to.reasoning_content = turn.reasoning_content();
+    for (const v1::ToolCall& call : turn.tool_calls())
+      to.tool_calls.push_back({call.name(), call.arguments_json()});
+  }
+  if (message.has_add_generation_prompt()) chat.add_generation_prompt = message.add_generation_prompt();
+  if (message.has_enable_thinking()) chat.enable_thinking = message.enable_thinking();
+  if (message.has_preserve_thinking()) chat.preserve_thinking = message.preserve_thinking();
+  chat.tools_json.assign(message.tools_json().begin(), message.tools_json().end());
+  return chat;
+}
+
+absl::StatusOr<ClientRequest> FromMessage(const v1::GenerateRequest& message) {
+  DFLASH_RETURN_IF_ERROR(RefuseUnknownFields(message));
+  DFLASH_RETURN_IF_ERROR(RefuseUnbuilt(message));
+  ClientRequest request;
+  request.id = message.request_id();
+  request.model = message.model();
+  switch (message.prompt_case()) {
+    case v1::GenerateRequest::kText:
+      request.prompt = TextPrompt{message.text()};
+      break;
+    case v1::GenerateRequest::kTokens:
+      request.prompt = TokenPrompt{{message.tokens().ids().begin(), message.tokens().ids().end()}};
+      break;
+    case v1::GenerateRequest::kChat:
+      request.prompt = FromMessage(message.chat());
+      break;
+    case v1::GenerateRequest::PROMPT_NOT_SET:
+      break;
+  }
+  const v1::Sampling& sampling = message.sampling();
+  if (sampling.has_temperature()) request.temperature = sampling.temperature();
+  if (sampling.has_top_p()) request.top_p = sampling.top_p();
+  if (sampling.has_top_k()) request.top_k = sampling.top_k();
+  if (sampling.has_min_p()) request.min_p = sampling.min_p();
+  if (sampling.has_seed()) request.seed = sampling.seed();
+  const v1::Stopping& stopping = message.stopping();
+  if (stopping.has_max_tokens()) request.max_tokens = stopping.max_tokens();
+  request.stop_strings.assign(stopping.strings().begin(), stopping.strings().end());
+  request.stop_token_ids.assign(stopping.token_ids().begin(), stopping.token_ids().end());
+  request.ignore_eos = stopping.ignore_eos();
+  if (message.output().has_text()) request.text = message.output().text();
+  request.special_tokens_in_text = message.output().special_tokens_in_text();
+  DFLASH_ASSIGN_OR_RETURN(request.speculation, FromMessage(message.speculation().mode()));
+  if (message.speculation().has_max_draft_tokens()) {
+    request.max_draft_tokens = message.speculation().max_draft_tokens();
+  }
+  request.strict_speculation = message.speculation().strict();
+  return request;
+}
+
+StreamBuffer::Options OutputOptionsOf(const v1::GenerateRequest& message) {
+  const v1::OutputOptions& output = message.output();
+  StreamBuffer::Options options;
+  options.text = output.has_text() ? output.text() : message.prompt_case() != v1::GenerateRequest::kTokens;
+  options.tokens = !output.has_token_ids() || output.token_ids();
+  options.steps = !output.has_step_info() || output.step_info();
+  return options;
+}
+
+v1::Started ToMessage(const StartedOutput& started, const StreamFacts& facts) {
+  v1::Started message;
+  message.set_request_id(facts.request_id);
+  message.set_prompt_tokens(static_cast<uint32_t>(started.prompt_tokens));
+  message.set_cached_tokens(static_cast<uint32_t>(started.cached_tokens));
+  v1::Sampling* sampling = message.mutable_effective_sampling();
+  sampling->set_temperature(facts.request.temperature);
+  sampling->set_top_k(static_cast<uint32_t>(facts.request.top_k));
+  sampling->set_top_p(facts.request.top_p);
+  sampling->set_min_p(facts.request.min_p);
+  sampling->set_seed(facts.request.seed);
+  sampling->set_n(1);
+  message.set_max_tokens(static_cast<uint32_t>(facts.request.max_tokens));
+  message.set_speculation(facts.request.speculate ? v1::SPECULATION_MODE_DFLASH : v1::SPECULATION_MODE_OFF);
+  message.set_model(facts.model);
+  return message;
+}
+
+v1::Chunk ToMessage(const OutputChunk& chunk) {
+  v1::Chunk message;
+  message.set_first_token_offset(static_cast<uint32_t>(chunk.first_token_offset));
+  for (int32_t id : chunk.tokens) message.add_token_ids(static_cast<uint32_t>(id));
+  message.set_text(chunk.text);
+  for (const ChunkStep& step : chunk.steps) {
+    v1::StepInfo* to = message.add_steps();
+    to->set_drafted(static_cast<uint32_t>(step.drafted));
+    to->set_accepted(static_cast<uint32_t>(step.accepted));
+    to->set_first_token_offset(static_cast<uint32_t>(step.first_token_offset));
+    to->set_token_count(static_cast<uint32_t>(step.token_count));
+  }
+  return message;
+}
+
+v1::Finished ToMessage(const FinishedOutput& finished, const StreamFacts& facts, int64_t cached_tokens,
+                       const RequestTimeline& timeline) {
+  v1::Finished message;
+  switch (finished.cause) {
+    case StopCause::kStopToken: {
+      const auto& own = facts.client_stop_ids;
+      const bool asked_for =
+          std::find(own.begin(), own.end(), static_cast<uint32_t>(finished.matched_stop_token)) != own.end();
+      message.set_reason(asked_for ? v1::FINISH_REASON_STOP_TOKEN : v1::FINISH_REASON_EOS);
+      message.set_matched_stop_token(static_cast<uint32_t>(finished.matched_stop_token));
+      break;
+    }
+    case StopCause::kStopString:
+      message.set_reason(v1::FINISH_REASON_STOP_STRING);
+      message.set_matched_stop_string(finished.matched_stop_string);
+      break;
+    case StopCause::kLength:
+      message.set_reason(v1::FINISH_REASON_LENGTH);
+      break;
+  }
+  v1::Usage* usage = message.mutable_usage();
+  usage->set_prompt_tokens(static_cast<uint32_t>(finished.prompt_tokens));
+  usage->set_cached_tokens(static_cast<uint32_t>(cached_tokens));
+  usage->set_completion_tokens(static_cast<uint32_t>(finished.completion_tokens));
+  v1::SpeculationSummary* summary = message.mutable_speculation();
+  summary->set_mode(facts.request.speculate ? v1::SPECULATION_MODE_DFLASH : v1::SPECULATION_MODE_OFF);
+  summary->set_rounds(static_cast<uint32_t>(finished.rounds));
+  summary->set_drafted_tokens(static_cast<uint32_t>(finished.drafted_tokens));
+  summary->set_accepted_tokens(static_cast<uint32_t>(finished.accepted_tokens));
+  for (int64_t count : finished.drafted_per_position) {
+    summary->add_drafted_per_position(static_cast<uint32_t>(count));
+  }
+  for (int64_t count : finished.accepted_per_position) {
+    summary->add_accepted_per_position(static_cast<uint32_t>(count));
+  }
+  if (finished.rounds > 0) {
+    summary->set_mean_acceptance_length(1 + static_cast<double>(finished.accepted_tokens) /
+                                                static_cast<double>(finished.rounds));
+  }
+  v1::Timings* timings = message.mutable_timings();
+  timings->set_queue_seconds(absl::ToDoubleSeconds(timeline.queue_time()));
+  timings->set_prefill_seconds(absl::ToDoubleSeconds(finished.prefill_time));
+  timings->set_time_to_first_token_seconds(absl::ToDoubleSeconds(timeline.time_to_first_token()));
+  timings->set_decode_seconds(absl::ToDoubleSeconds(finished.decode_time));
+  timings->set_total_seconds(absl::ToDoubleSeconds(timeline.total_time()));
+  timings->set_draft_seconds(absl::ToDoubleSeconds(finished.draft_time));
+  timings->set_verify_seconds(absl::ToDoubleSeconds(finished.verify_time));
+  return message;
+}
+
+}  // namespace dflash

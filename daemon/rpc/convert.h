@@ -1,0 +1,41 @@
+// Between the messages of dflash.v1 and the daemon's structs. Fields that this build does not implement are
+// refused here, by name.
+#pragma once
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "daemon/frontend/stream_buffer.h"
+#include "daemon/metrics/request_metrics.h"
+#include "daemon/request/client_request.h"
+#include "daemon/request/group_request.h"
+#include "dflash/v1/generation.pb.h"
+#include "google/protobuf/message.h"
+
+namespace dflash {
+
+// Unimplemented for a field, at any depth, that this build's protos do not have (a newer client set it).
+absl::Status RefuseUnknownFields(const google::protobuf::Message& message);
+
+// Takes over a request. Unimplemented, naming the field, for what is not built; InvalidArgument for an
+// unknown enum value. Values are not checked otherwise (daemon/frontend/prepare.h does that).
+absl::StatusOr<ClientRequest> FromMessage(const v1::GenerateRequest& message);
+ChatPrompt FromMessage(const v1::ChatPrompt& message);
+
+// What a stream carries; unset fields take the defaults of generation.proto.
+StreamBuffer::Options OutputOptionsOf(const v1::GenerateRequest& message);
+
+// What the events of a stream need beside themselves.
+struct StreamFacts {
+  std::string request_id;
+  std::string model;
+  GroupRequest request;                   // its prompt may be empty
+  std::vector<uint32_t> client_stop_ids;  // the client's own: other stop tokens are the model's end tokens
+};
+v1::Started ToMessage(const StartedOutput& started, const StreamFacts& facts);
+v1::Chunk ToMessage(const OutputChunk& chunk);
+v1::Finished ToMessage(const FinishedOutput& finished, const StreamFacts& facts, int64_t cached_tokens,
+                       const RequestTimeline& timeline);
+
+}  // namespace dflash

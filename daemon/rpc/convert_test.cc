@@ -1,0 +1,195 @@
+#include "daemon/rpc/convert.h"
+
+#include <functional>
+
+#include "daemon/request/request_error.h"
+#include "daemon/rpc/grpc_status.h"
+#include "gmock/gmock.h"
+#include "google/rpc/error_details.pb.h"
+#include "google/rpc/status.pb.h"
+#include "gtest/gtest.h"
+
+namespace dflash {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+TEST(FromMessage, RefusesWhatIsNotBuiltByName) {
+  using Change = std::function<void(v1::GenerateRequest&)>;
+  const struct {
+    const char* field;
+    Change change;
+  } cases[] = {
+      {"sampling.repetition_penalty", [](auto& r) { r.mutable_sampling()->set_repetition_penalty(1.1f); }},
+      {"sampling.frequency_penalty", [](auto& r) { r.mutable_sampling()->set_frequency_penalty(0.5f); }},
+      {"sampling.presence_penalty", [](auto& r) { r.mutable_sampling()->set_presence_penalty(-1); }},
+      {"sampling.n", [](auto& r) { r.mutable_sampling()->set_n(2); }},
+      {"sampling.logit_bias", [](auto& r) { r.mutable_sampling()->add_logit_bias(); }},
+      {"stopping.min_tokens", [](auto& r) { r.mutable_stopping()->set_min_tokens(1); }},
+      {"stopping.include_stop_in_text",
+       [](auto& r) { r.mutable_stopping()->set_include_stop_in_text(true); }},
+      {"stopping.bad_words", [](auto& r) { r.mutable_stopping()->add_bad_words(); }},
+      {"constraint.json_schema", [](auto& r) { r.mutable_constraint()->set_json_schema("{}"); }},
+      {"constraint.json_object", [](auto& r) { r.mutable_constraint()->set_json_object(true); }},
+      {"constraint.regex", [](auto& r) { r.mutable_constraint()->set_regex("a"); }},
+      {"constraint.choice", [](auto& r) { r.mutable_constraint()->mutable_choice(); }},
+      {"constraint.ebnf", [](auto& r) { r.mutable_constraint()->set_ebnf("root"); }},
+      {"output.top_logprobs", [](auto& r) { r.mutable_output()->set_top_logprobs(0); }},
+      {"output.min_chunk_interval_ms", [](auto& r) { r.mutable_output()->set_min_chunk_interval_ms(5); }},
+      {"speculation.mode SPECULATION_MODE_DFLASH_TREE",
+       [](auto& r) { r.mutable_speculation()->set_mode(v1::SPECULATION_MODE_DFLASH_TREE); }},
+      {"speculation.mode SPECULATION_MODE_MTP",
+       [](auto& r) { r.mutable_speculation()->set_mode(v1::SPECULATION_MODE_MTP); }},
+      {"speculation.tree_nodes", [](auto& r) { r.mutable_speculation()->set_tree_nodes(32); }},
+      {"scheduling.priority", [](auto& r) { r.mutable_scheduling()->set_priority(1); }},
+      {"scheduling.cache_salt", [](auto& r) { r.mutable_scheduling()->set_cache_salt("x"); }},
+  };
+  for (const auto& c : cases) {
+    v1::GenerateRequest request;
+    request.set_text("hello");
+    c.change(request);
+    const absl::Status status = FromMessage(request).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented) << c.field;
+    EXPECT_EQ(DetailsOf(status).field, c.field);
+    EXPECT_THAT(std::string(status.message()), HasSubstr(c.field));
+  }
+}
+
+TEST(FromMessage, AcceptsNeutralValues) {
+  v1::GenerateRequest request;
+  request.set_text("hello");
+  v1::Sampling* sampling = request.mutable_sampling();
+  sampling->set_repetition_penalty(1);
+  sampling->set_frequency_penalty(0);
+  sampling->set_presence_penalty(0);
+  sampling->set_n(1);
+  request.mutable_stopping()->set_min_tokens(0);
+  request.mutable_constraint();
+  request.mutable_output()->set_min_chunk_interval_ms(0);
+  request.mutable_scheduling()->set_priority(0);
+  request.mutable_scheduling()->set_no_prefix_cache(true);
+  EXPECT_TRUE(FromMessage(request).ok());
+  sampling->set_n(0);
+  EXPECT_EQ(FromMessage(request).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST(FromMessage, RefusesWhatItDoesNotKnow) {
+  v1::GenerateRequest request;
+  request.set_text("hello");
+  request.mutable_speculation()->set_mode(static_cast<v1::SpeculationMode>(77));
+  EXPECT_EQ(DetailsOf(FromMessage(request).status()).field, "speculation.mode");
+  request.clear_speculation();
+  // Field 4000 of Sampling, a varint.
+  ASSERT_TRUE(request.mutable_sampling()->ParseFromString("\x80\xfa\x01\x01"));
+  const absl::Status status = FromMessage(request).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("field 4000 of dflash.v1.Sampling"));
+}
+
+TEST(FromMessage, TellsUnsetFromZero) {
+  v1::GenerateRequest request;
+  request.mutable_tokens()->add_ids(4294967295u);
+  auto unset = FromMessage(request);
+  ASSERT_TRUE(unset.ok());
+  EXPECT_FALSE(unset->temperature.has_value());
+  EXPECT_FALSE(unset->seed.has_value());
+  EXPECT_FALSE(unset->max_tokens.has_value());
+  EXPECT_THAT(std::get<TokenPrompt>(unset->prompt).ids, ElementsAre(4294967295u));
+  request.mutable_sampling()->set_temperature(0);
+  request.mutable_sampling()->set_seed(0);
+  request.mutable_stopping()->set_max_tokens(0);
+  auto zero = FromMessage(request);
+  EXPECT_EQ(zero->temperature, 0.f);
+  EXPECT_EQ(zero->seed, 0u);
+  EXPECT_EQ(zero->max_tokens, 0u);
+}
+
+TEST(FromMessage, Chat) {
+  v1::GenerateRequest request;
+  v1::ChatMessage* turn = request.mutable_chat()->add_messages();
+  turn->set_role("assistant");
+  turn->set_content("x");
+  turn->set_reasoning_content("");
+  turn->add_tool_calls()->set_name("f");
+  request.mutable_chat()->set_enable_thinking(false);
+  const ChatPrompt chat = std::get<ChatPrompt>(FromMessage(request)->prompt);
+  EXPECT_TRUE(chat.add_generation_prompt);
+  EXPECT_EQ(chat.enable_thinking, false);
+  EXPECT_FALSE(chat.preserve_thinking.has_value());
+  EXPECT_EQ(chat.messages[0].reasoning_content, "");
+  EXPECT_EQ(chat.messages[0].tool_calls[0].name, "f");
+}
+
+TEST(OutputOptionsOf, TokenPromptsGetNoText) {
+  v1::GenerateRequest request;
+  request.set_text("x");
+  EXPECT_TRUE(OutputOptionsOf(request).text);
+  request.mutable_tokens()->add_ids(1);
+  EXPECT_FALSE(OutputOptionsOf(request).text);
+  EXPECT_TRUE(OutputOptionsOf(request).tokens);
+  EXPECT_TRUE(OutputOptionsOf(request).steps);
+  request.mutable_output()->set_text(true);
+  request.mutable_output()->set_step_info(false);
+  EXPECT_TRUE(OutputOptionsOf(request).text);
+  EXPECT_FALSE(OutputOptionsOf(request).steps);
+}
+
+TEST(ToMessage, FinishedTellsEndTokensFromAskedForOnes) {
+  MetricRegistry registry;
+  RequestMetrics request_metrics(&registry);
+  RequestTimeline timeline(&request_metrics, absl::UnixEpoch());
+  timeline.OnStarted(absl::UnixEpoch() + absl::Seconds(1), {.prompt_tokens = 3, .cached_tokens = 2});
+  timeline.OnTokens(absl::UnixEpoch() + absl::Seconds(2), 1);
+  FinishedOutput finished;
+  finished.cause = StopCause::kStopToken;
+  finished.matched_stop_token = 7;
+  finished.rounds = 4;
+  finished.accepted_tokens = 6;
+  finished.accepted_per_position = {4, 2};
+  timeline.OnFinished(absl::UnixEpoch() + absl::Seconds(5), finished);
+  StreamFacts facts;
+  facts.request.speculate = true;
+  v1::Finished message = ToMessage(finished, facts, 2, timeline);
+  EXPECT_EQ(message.reason(), v1::FINISH_REASON_EOS);
+  EXPECT_EQ(message.matched_stop_token(), 7u);
+  EXPECT_EQ(message.speculation().mean_acceptance_length(), 2.5);
+  EXPECT_THAT(message.speculation().accepted_per_position(), ElementsAre(4u, 2u));
+  EXPECT_EQ(message.timings().queue_seconds(), 1);
+  EXPECT_EQ(message.timings().time_to_first_token_seconds(), 2);
+  EXPECT_EQ(message.timings().total_seconds(), 5);
+  EXPECT_EQ(message.usage().cached_tokens(), 2u);
+  facts.client_stop_ids = {7};
+  EXPECT_EQ(ToMessage(finished, facts, 0, timeline).reason(), v1::FINISH_REASON_STOP_TOKEN);
+}
+
+TEST(ToGrpcStatus, CarriesDetails) {
+  const grpc::Status status =
+      ToGrpcStatus(WithDetails(absl::ResourceExhaustedError("full"), {.reason = "QUEUE_FULL",
+                                                                      .field = "text",
+                                                                      .retry_after = absl::Milliseconds(1500),
+                                                                      .metadata = {{"limit", "4"}}}));
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_EQ(status.error_message(), "full");
+  google::rpc::Status details;
+  ASSERT_TRUE(details.ParseFromString(status.error_details()));
+  EXPECT_EQ(details.code(), 8);
+  ASSERT_EQ(details.details_size(), 3);
+  google::rpc::ErrorInfo info;
+  ASSERT_TRUE(details.details(0).UnpackTo(&info));
+  EXPECT_EQ(info.reason(), "QUEUE_FULL");
+  EXPECT_EQ(info.domain(), "dflashd");
+  EXPECT_EQ(info.metadata().at("limit"), "4");
+  google::rpc::BadRequest bad;
+  ASSERT_TRUE(details.details(1).UnpackTo(&bad));
+  EXPECT_EQ(bad.field_violations(0).field(), "text");
+  google::rpc::RetryInfo retry;
+  ASSERT_TRUE(details.details(2).UnpackTo(&retry));
+  EXPECT_EQ(retry.retry_delay().seconds(), 1);
+  EXPECT_EQ(retry.retry_delay().nanos(), 500'000'000);
+  EXPECT_TRUE(ToGrpcStatus(absl::OkStatus()).ok());
+  EXPECT_EQ(DetailsOf(absl::InternalError("x")).reason, "BUG");
+}
+
+}  // namespace
+}  // namespace dflash

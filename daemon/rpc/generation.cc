@@ -1,0 +1,172 @@
+#include "daemon/rpc/generation.h"
+
+#include <utility>
+#include <variant>
+
+#include "daemon/request/request_error.h"
+#include "daemon/rpc/grpc_status.h"
+
+namespace dflash {
+
+// Forwards gRPC's reactions and keeps the generation alive as long as gRPC may call.
+class Generation::Reactor final : public grpc::ServerWriteReactor<v1::GenerateResponse> {
+ public:
+  explicit Reactor(std::shared_ptr<Generation> generation) : generation_(std::move(generation)) {}
+  void OnWriteDone(bool ok) override { generation_->OnWritten(ok); }
+  void OnCancel() override { generation_->OnClientGone(); }
+  void OnDone() override {
+    generation_->OnReactorDone();
+    delete this;
+  }
+
+ private:
+  const std::shared_ptr<Generation> generation_;
+};
+
+Generation::Generation(Dispatcher* dispatcher, RequestMetrics* metrics, StreamFacts facts,
+                       const StreamBuffer::Options& options, absl::Time received, absl::Time deadline,
+                       std::function<void(const Generation&, const absl::Status&)> ended)
+    : dispatcher_(dispatcher),
+      facts_(std::move(facts)),
+      deadline_(deadline),
+      ended_callback_(std::move(ended)),
+      buffer_(options),
+      timeline_(metrics, received) {}
+
+grpc::ServerWriteReactor<v1::GenerateResponse>* Generation::NewReactor() {
+  absl::MutexLock lock(&mutex_);
+  reactor_ = new Reactor(shared_from_this());
+  return reactor_;
+}
+
+void Generation::Submit(const GroupRequest& request) {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (end_) return dispatcher_->Release(id());  // the client left while its prompt was tokenized
+    facts_.request = request;
+    facts_.request.prompt_tokens.clear();
+  }
+  absl::StatusOr<std::string> key = dispatcher_->Submit(id(), request, shared_from_this());
+  if (!key.ok()) return Fail(key.status());
+  bool left = false;
+  {
+    absl::MutexLock lock(&mutex_);
+    key_ = *key;
+    left = end_.has_value();
+  }
+  if (left) dispatcher_->Cancel(*key, absl::CancelledError("the client went away"));
+}
+
+void Generation::Fail(const absl::Status& status) {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (end_) return;
+    end_ = status;
+    timeline_.OnFailed(absl::Now(), status);
+    SendNext();
+  }
+  ended_callback_(*this, status);
+}
+
+void Generation::LetGo(const absl::Status& reason) {
+  std::string key;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (!key_ || end_) return;
+    key = *key_;
+  }
+  dispatcher_->Cancel(key, reason);  // calls OnFailed(reason)
+}
+
+void Generation::Cancel() {
+  const absl::Status reason = absl::CancelledError("cancelled by request");
+  LetGo(reason);
+  Fail(reason);
+}
+
+void Generation::OnClientGone() {
+  {
+    absl::MutexLock lock(&mutex_);
+    client_gone_ = true;
+  }
+  const absl::Status reason = absl::Now() >= deadline_
+                                  ? absl::DeadlineExceededError("the call's deadline passed")
+                                  : absl::CancelledError("the client went away");
+  LetGo(reason);
+  Fail(reason);
+}
+
+void Generation::OnStarted(const StartedOutput& started) {
+  absl::MutexLock lock(&mutex_);
+  if (end_) return;
+  cached_tokens_ = started.cached_tokens;
+  timeline_.OnStarted(absl::Now(), started);
+  buffer_.AddStarted(started);
+  SendNext();
+}
+
+void Generation::OnTokens(StepOutput output) {
+  absl::Status taken;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (end_) return;
+    timeline_.OnTokens(absl::Now(), static_cast<int64_t>(output.tokens.size()));
+    taken = buffer_.AddTokens(std::move(output));
+    if (taken.ok()) SendNext();
+  }
+  if (!taken.ok()) {
+    LetGo(taken);
+    Fail(taken);
+  }
+}
+
+void Generation::OnFinished(const FinishedOutput& finished) {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (end_) return;
+    end_ = absl::OkStatus();
+    timeline_.OnFinished(absl::Now(), finished);
+    buffer_.AddFinished(finished);
+    SendNext();
+  }
+  ended_callback_(*this, absl::OkStatus());
+}
+
+void Generation::OnWritten(bool) {
+  absl::MutexLock lock(&mutex_);
+  writing_ = false;  // a failed write means that the client is gone: OnCancel says so
+  SendNext();
+}
+
+void Generation::OnReactorDone() {
+  absl::MutexLock lock(&mutex_);
+  reactor_ = nullptr;
+}
+
+// Writes the next event, or ends the stream when the last one has been written (at once when it failed).
+void Generation::SendNext() {
+  if (reactor_ == nullptr || writing_ || finish_called_) return;
+  if (!end_ || end_->ok()) {
+    std::optional<StreamEvent> event = client_gone_ ? std::nullopt : buffer_.Next();
+    if (event) {
+      message_.Clear();
+      message_.set_seq(next_seq_++);
+      if (const auto* started = std::get_if<StartedOutput>(&*event)) {
+        *message_.mutable_started() = ToMessage(*started, facts_);
+      } else if (const auto* chunk = std::get_if<OutputChunk>(&*event)) {
+        *message_.mutable_chunk() = ToMessage(*chunk);
+      } else {
+        *message_.mutable_finished() =
+            ToMessage(std::get<FinishedOutput>(*event), facts_, cached_tokens_, timeline_);
+      }
+      writing_ = true;
+      reactor_->StartWrite(&message_);
+      return;
+    }
+  }
+  if (!end_) return;
+  finish_called_ = true;
+  reactor_->Finish(ToGrpcStatus(*end_));
+}
+
+}  // namespace dflash

@@ -1,0 +1,77 @@
+// One Generate call: the client's stream on one side, the dispatcher's reports on the other.
+#pragma once
+
+#include <grpcpp/support/server_callback.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "daemon/frontend/stream_buffer.h"
+#include "daemon/metrics/request_metrics.h"
+#include "daemon/request/group_request.h"
+#include "daemon/routing/dispatcher.h"
+#include "daemon/rpc/convert.h"
+
+namespace dflash {
+
+// Lives until the client's stream and the dispatcher have both let go of it. At most one write is in flight;
+// what comes meanwhile is merged by StreamBuffer.
+class Generation final : public OutputListener, public std::enable_shared_from_this<Generation> {
+ public:
+  // `ended` is called once, with the status that the client gets.
+  Generation(Dispatcher* dispatcher, RequestMetrics* metrics, StreamFacts facts,
+             const StreamBuffer::Options& options, absl::Time received, absl::Time deadline,
+             std::function<void(const Generation&, const absl::Status&)> ended);
+
+  // The gRPC side. It deletes itself when gRPC is done with it; call once.
+  grpc::ServerWriteReactor<v1::GenerateResponse>* NewReactor();
+
+  // Queues the prepared request. Ends the stream with the error when it is not taken.
+  void Submit(const GroupRequest& request);
+  // Ends the stream; nothing when it has ended already.
+  void Fail(const absl::Status& status);
+  // The client asked, on another call.
+  void Cancel();
+
+  void OnStarted(const StartedOutput& started) override;
+  void OnTokens(StepOutput output) override;
+  void OnFinished(const FinishedOutput& finished) override;
+  void OnFailed(const absl::Status& status) override { Fail(status); }
+
+  const std::string& id() const { return facts_.request_id; }
+
+ private:
+  class Reactor;
+
+  void OnClientGone();
+  void OnWritten(bool ok);
+  void OnReactorDone();
+  // Lets the dispatcher forget the request, if it has it.
+  void LetGo(const absl::Status& reason);
+  void SendNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  Dispatcher* const dispatcher_;
+  StreamFacts facts_;
+  const absl::Time deadline_;
+  const std::function<void(const Generation&, const absl::Status&)> ended_callback_;
+
+  absl::Mutex mutex_;
+  StreamBuffer buffer_ ABSL_GUARDED_BY(mutex_);
+  RequestTimeline timeline_ ABSL_GUARDED_BY(mutex_);
+  Reactor* reactor_ ABSL_GUARDED_BY(mutex_) = nullptr;  // null once gRPC is done
+  std::optional<std::string> key_ ABSL_GUARDED_BY(mutex_);
+  std::optional<absl::Status> end_ ABSL_GUARDED_BY(mutex_);  // how the stream ends, once that is known
+  int64_t cached_tokens_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool finish_called_ ABSL_GUARDED_BY(mutex_) = false;
+  bool client_gone_ ABSL_GUARDED_BY(mutex_) = false;
+  uint64_t next_seq_ ABSL_GUARDED_BY(mutex_) = 0;
+  v1::GenerateResponse message_ ABSL_GUARDED_BY(mutex_);  // being written while writing_
+};
+
+}  // namespace dflash

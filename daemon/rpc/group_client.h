@@ -1,0 +1,49 @@
+// A worker group at the other end of a gRPC connection: asks what it is, then keeps one stream open for as
+// long as the group lives (dflash.worker.v1).
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "daemon/routing/group.h"
+#include "prometheus/metric_family.h"
+
+namespace dflash {
+
+class GroupClient final : public Group {
+ public:
+  struct Options {
+    std::string name;     // label of its metrics
+    std::string address;  // "unix:PATH" or "HOST:PORT"
+    std::string build;    // of this program; the worker's must be the same
+    absl::Duration heartbeat_period = absl::Milliseconds(500);
+    absl::Duration silence_limit = absl::Seconds(5);  // a group that says nothing for so long is lost
+  };
+
+  // Starts to connect and returns at once. `events` is not owned, must outlive the object, and hears OnLost
+  // exactly once in the end. `on_metrics` gets each snapshot of the group's metrics.
+  GroupClient(Options options, GroupEvents* events,
+              std::function<void(std::vector<prometheus::MetricFamily>)> on_metrics);
+  // Drops the connection and waits until no call to `events` is under way.
+  ~GroupClient() override;
+
+  const std::string& name() const override;
+  void Submit(const std::string& key, const GroupRequest& request) override;
+  void Cancel(const std::string& key, const absl::Status& reason) override;
+
+  // Asks the group to end: it drops what runs and exits.
+  void Shutdown();
+  // Gives up waiting for a group that is not there (its process has ended).
+  void Disconnect();
+  // Time since the group was last heard; zero before the first message.
+  absl::Duration HeartbeatAge() const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace dflash

@@ -1,0 +1,335 @@
+#include "daemon/rpc/inference_service.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <algorithm>
+#include <map>
+#include <random>
+#include <utility>
+
+#include <boost/asio/post.hpp>
+#include <boost/asio/thread_pool.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "daemon/frontend/prepare.h"
+#include "daemon/request/request_error.h"
+#include "daemon/rpc/convert.h"
+#include "daemon/rpc/generation.h"
+#include "daemon/rpc/grpc_status.h"
+#include "dflash/v1/inference.grpc.pb.h"
+
+namespace dflash {
+namespace {
+
+constexpr char kServiceName[] = "dflash.v1.InferenceService";
+
+// 64 random bits: seeds of requests that bring none, and ids. Never the same twice in practice; any thread.
+uint64_t RandomBits() {
+  thread_local std::random_device device;
+  return static_cast<uint64_t>(device()) << 32 | device();
+}
+
+const char* CodeName(absl::StatusCode code) {
+  static constexpr const char* kNames[] = {
+      "OK",        "CANCELLED",      "UNKNOWN",           "INVALID_ARGUMENT",   "DEADLINE_EXCEEDED",
+      "NOT_FOUND", "ALREADY_EXISTS", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION",
+      "ABORTED",   "OUT_OF_RANGE",   "UNIMPLEMENTED",     "INTERNAL",           "UNAVAILABLE",
+      "DATA_LOSS", "UNAUTHENTICATED"};
+  const auto index = static_cast<size_t>(code);
+  return index < std::size(kNames) ? kNames[index] : "UNKNOWN";
+}
+
+v1::SpeculationMode ModeOf(bool speculates) {
+  return speculates ? v1::SPECULATION_MODE_DFLASH : v1::SPECULATION_MODE_OFF;
+}
+
+v1::GroupState StateOf(Dispatcher::GroupState state) {
+  switch (state) {
+    case Dispatcher::GroupState::kLoading:
+      return v1::GROUP_STATE_LOADING;
+    case Dispatcher::GroupState::kReady:
+      return v1::GROUP_STATE_READY;
+    case Dispatcher::GroupState::kLost:
+      return v1::GROUP_STATE_FAILED;
+  }
+  return v1::GROUP_STATE_UNSPECIFIED;
+}
+
+}  // namespace
+
+class InferenceService::Impl final : public v1::InferenceService::CallbackService {
+ public:
+  Impl(Options options, Dispatcher* dispatcher, const CheckpointPrompts* prompts, Exporter* exporter)
+      : options_(std::move(options)),
+        dispatcher_(dispatcher),
+        prompts_(prompts),
+        exporter_(exporter),
+        metrics_(&exporter->server()),
+        pool_(static_cast<size_t>(options_.text_threads)) {}
+  ~Impl() override { pool_.join(); }
+
+  grpc::ServerWriteReactor<v1::GenerateResponse>* Generate(grpc::CallbackServerContext* context,
+                                                           const v1::GenerateRequest* message) override;
+
+  grpc::ServerUnaryReactor* Cancel(grpc::CallbackServerContext* context, const v1::CancelRequest* request,
+                                   v1::CancelResponse* response) override {
+    return Reply(context, "Cancel", [&]() -> absl::Status {
+      std::shared_ptr<Generation> generation;
+      {
+        absl::MutexLock lock(&mutex_);
+        const auto found = generations_.find(request->request_id());
+        if (found != generations_.end()) generation = found->second.lock();
+      }
+      response->set_found(generation != nullptr);
+      if (generation != nullptr) generation->Cancel();
+      return absl::OkStatus();
+    });
+  }
+
+  grpc::ServerUnaryReactor* Tokenize(grpc::CallbackServerContext* context, const v1::TokenizeRequest* request,
+                                     v1::TokenizeResponse* response) override {
+    return ReplyLater(context, "Tokenize", [=, this]() -> absl::Status {
+      DFLASH_RETURN_IF_ERROR(RefuseUnknownFields(*request));
+      absl::StatusOr<std::vector<int32_t>> ids = std::vector<int32_t>();
+      switch (request->input_case()) {
+        case v1::TokenizeRequest::kText:
+          ids = prompts_->EncodeText(request->text());
+          break;
+        case v1::TokenizeRequest::kChat: {
+          const ChatPrompt chat = FromMessage(request->chat());
+          DFLASH_RETURN_IF_ERROR(CheckChat(chat, "chat"));
+          ids = prompts_->EncodeChat(chat);
+          break;
+        }
+        case v1::TokenizeRequest::INPUT_NOT_SET:
+          return BadParameter("input", "one of text and chat must be set");
+      }
+      if (!ids.ok()) return ids.status();
+      for (int32_t id : *ids) {
+        response->add_token_ids(static_cast<uint32_t>(id));
+        if (!request->with_pieces()) continue;
+        DFLASH_ASSIGN_OR_RETURN(const Tokenizer::Token token, prompts_->tokenizer().Find(id));
+        response->add_pieces(std::string(token.bytes));
+      }
+      return absl::OkStatus();
+    });
+  }
+
+  grpc::ServerUnaryReactor* Detokenize(grpc::CallbackServerContext* context,
+                                       const v1::DetokenizeRequest* request,
+                                       v1::DetokenizeResponse* response) override {
+    return ReplyLater(context, "Detokenize", [=, this]() -> absl::Status {
+      for (int i = 0; i < request->token_ids_size(); ++i) {
+        const uint32_t id = request->token_ids(i);
+        const absl::StatusOr<Tokenizer::Token> token =
+            id <= INT32_MAX ? prompts_->tokenizer().Find(static_cast<int32_t>(id))
+                            : absl::InvalidArgumentError("no such token");
+        if (!token.ok())
+          return BadParameter(absl::StrCat("token_ids[", i, "]"), absl::StrCat("no token has id ", id));
+        if (token->special && request->skip_special_tokens()) continue;
+        response->mutable_text()->append(token->bytes);
+      }
+      return absl::OkStatus();
+    });
+  }
+
+  grpc::ServerUnaryReactor* RenderChat(grpc::CallbackServerContext* context,
+                                       const v1::RenderChatRequest* request,
+                                       v1::RenderChatResponse* response) override {
+    return ReplyLater(context, "RenderChat", [=, this]() -> absl::Status {
+      DFLASH_RETURN_IF_ERROR(RefuseUnknownFields(*request));
+      const ChatPrompt chat = FromMessage(request->chat());
+      DFLASH_RETURN_IF_ERROR(CheckChat(chat, "chat"));
+      DFLASH_ASSIGN_OR_RETURN(*response->mutable_text(), prompts_->RenderChat(chat));
+      return absl::OkStatus();
+    });
+  }
+
+  grpc::ServerUnaryReactor* GetModelInfo(grpc::CallbackServerContext* context, const v1::GetModelInfoRequest*,
+                                         v1::GetModelInfoResponse* response) override {
+    return Reply(context, "GetModelInfo", [&] { return FillModelInfo(response); });
+  }
+
+  grpc::ServerUnaryReactor* GetLoad(grpc::CallbackServerContext* context, const v1::GetLoadRequest*,
+                                    v1::GetLoadResponse* response) override {
+    return Reply(context, "GetLoad", [&] {
+      FillLoad(response);
+      return absl::OkStatus();
+    });
+  }
+
+ private:
+  absl::Status FillModelInfo(v1::GetModelInfoResponse* response) const;
+  void FillLoad(v1::GetLoadResponse* response) const;
+  // Runs on the pool, since tokenizing a long prompt takes its time.
+  void PrepareAndSubmit(const std::shared_ptr<Generation>& generation, const ClientRequest& request,
+                        const GroupInfo& info);
+
+  void CountCall(const char* method, const absl::Status& status) {
+    exporter_->server()
+        .Counter(metrics::kGrpcHandled,
+                 {{"service", kServiceName}, {"method", method}, {"code", CodeName(status.code())}})
+        .Increment();
+  }
+  // Answers a unary call at once.
+  template <typename Work>
+  grpc::ServerUnaryReactor* Reply(grpc::CallbackServerContext* context, const char* method,
+                                  const Work& work) {
+    const absl::Status status = work();
+    CountCall(method, status);
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    reactor->Finish(ToGrpcStatus(status));
+    return reactor;
+  }
+  // Answers it from the pool.
+  template <typename Work>
+  grpc::ServerUnaryReactor* ReplyLater(grpc::CallbackServerContext* context, const char* method, Work work) {
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    boost::asio::post(pool_, [this, reactor, method, work = std::move(work)] {
+      const absl::Status status = work();
+      CountCall(method, status);
+      reactor->Finish(ToGrpcStatus(status));
+    });
+    return reactor;
+  }
+
+  const Options options_;
+  Dispatcher* const dispatcher_;
+  const CheckpointPrompts* const prompts_;
+  Exporter* const exporter_;
+  RequestMetrics metrics_;
+  const absl::Time started_ = absl::Now();
+  absl::Mutex mutex_;
+  std::map<std::string, std::weak_ptr<Generation>> generations_ ABSL_GUARDED_BY(mutex_);  // by request id
+  boost::asio::thread_pool pool_;
+};
+
+grpc::ServerWriteReactor<v1::GenerateResponse>* InferenceService::Impl::Generate(
+    grpc::CallbackServerContext* context, const v1::GenerateRequest* message) {
+  const absl::Time received = absl::Now();
+  absl::StatusOr<ClientRequest> request = FromMessage(*message);
+  absl::Time deadline = absl::FromChrono(context->deadline());
+  if (deadline > received + options_.max_deadline) {
+    // No deadline at all looks like one in the far future.
+    deadline = received + (deadline > received + absl::Hours(24 * 365) ? options_.default_deadline
+                                                                       : options_.max_deadline);
+  }
+  StreamFacts facts;
+  facts.request_id = message->request_id();
+  if (facts.request_id.empty())
+    facts.request_id = absl::StrCat("gen-", absl::Hex(RandomBits(), absl::kZeroPad16));
+  facts.model = options_.model;
+  facts.client_stop_ids.assign(message->stopping().token_ids().begin(),
+                               message->stopping().token_ids().end());
+  const std::string id = facts.request_id;
+  auto generation = std::make_shared<Generation>(
+      dispatcher_, &metrics_, std::move(facts), OutputOptionsOf(*message), received, deadline,
+      [this](const Generation& ended, const absl::Status& status) {
+        CountCall("Generate", status);
+        absl::MutexLock lock(&mutex_);
+        // Another call may use the same id: refused, or by now its own.
+        const auto found = generations_.find(ended.id());
+        if (found != generations_.end() && found->second.lock().get() == &ended) {
+          generations_.erase(found);
+        }
+      });
+  grpc::ServerWriteReactor<v1::GenerateResponse>* reactor = generation->NewReactor();
+  const auto accept = [&]() -> absl::StatusOr<GroupInfo> {
+    if (!request.ok()) return request.status();
+    request->id = id;
+    request->deadline = deadline;
+    DFLASH_RETURN_IF_ERROR(CheckRequestId(id));
+    DFLASH_RETURN_IF_ERROR(CheckModel(request->model, options_.model));
+    DFLASH_ASSIGN_OR_RETURN(GroupInfo info, dispatcher_->Info());
+    DFLASH_RETURN_IF_ERROR(CheckRequest(*request, info));
+    DFLASH_RETURN_IF_ERROR(dispatcher_->Reserve(id));
+    return info;
+  };
+  absl::StatusOr<GroupInfo> info = accept();
+  if (!info.ok()) {
+    generation->Fail(info.status());
+    return reactor;
+  }
+  {
+    absl::MutexLock lock(&mutex_);
+    generations_[id] = generation;
+  }
+  boost::asio::post(pool_, [this, generation, request = *std::move(request), info = *std::move(info)] {
+    PrepareAndSubmit(generation, request, info);
+  });
+  return reactor;
+}
+
+void InferenceService::Impl::PrepareAndSubmit(const std::shared_ptr<Generation>& generation,
+                                              const ClientRequest& request, const GroupInfo& info) {
+  absl::StatusOr<GroupRequest> prepared = Prepare(request, info, *prompts_, RandomBits());
+  if (!prepared.ok()) {
+    dispatcher_->Release(generation->id());
+    return generation->Fail(prepared.status());
+  }
+  generation->Submit(*prepared);
+}
+
+absl::Status InferenceService::Impl::FillModelInfo(v1::GetModelInfoResponse* response) const {
+  DFLASH_ASSIGN_OR_RETURN(const GroupInfo info, dispatcher_->Info());
+  response->set_model(options_.model);
+  response->set_server_version(options_.version);
+  response->set_backend(info.backend);
+  response->set_tensor_parallel_size(static_cast<uint32_t>(info.ranks));
+  response->set_max_context_tokens(static_cast<uint32_t>(info.max_context_tokens));
+  response->set_vocabulary_size(static_cast<uint32_t>(info.vocabulary_size));
+  for (int32_t id : info.eos_token_ids) response->add_eos_token_ids(static_cast<uint32_t>(id));
+  v1::Sampling* sampling = response->mutable_default_sampling();
+  sampling->set_temperature(info.default_temperature);
+  sampling->set_top_k(static_cast<uint32_t>(info.default_top_k));
+  sampling->set_top_p(info.default_top_p);
+  sampling->set_min_p(info.default_min_p);
+  if (info.dflash_block_size > 0) {
+    response->mutable_drafter()->set_mode(v1::SPECULATION_MODE_DFLASH);
+    response->mutable_drafter()->set_name(options_.drafter_name);
+    response->mutable_drafter()->set_block_size(static_cast<uint32_t>(info.dflash_block_size));
+  }
+  response->set_default_speculation(ModeOf(info.speculate_by_default));
+  response->set_max_sequences(static_cast<uint32_t>(info.max_sequences));
+  response->set_same_text_rows(static_cast<uint32_t>(info.same_text_rows));
+  response->set_feature_contract(info.feature_contract);
+  return absl::OkStatus();
+}
+
+void InferenceService::Impl::FillLoad(v1::GetLoadResponse* response) const {
+  const Dispatcher::Stats stats = dispatcher_->GetStats();
+  response->set_serving(stats.serving);
+  response->set_detail(stats.detail);
+  response->set_running(static_cast<uint32_t>(stats.running));
+  response->set_waiting(static_cast<uint32_t>(stats.waiting));
+  response->set_waiting_prompt_tokens(static_cast<uint64_t>(stats.waiting_prompt_tokens));
+  response->set_max_waiting(static_cast<uint32_t>(stats.limits.max_requests));
+  response->set_max_waiting_prompt_tokens(static_cast<uint64_t>(stats.limits.max_prompt_tokens));
+  response->set_uptime_seconds(absl::ToDoubleSeconds(absl::Now() - started_));
+  for (const Dispatcher::GroupStats& group : stats.groups) {
+    v1::GroupLoad* load = response->add_groups();
+    load->set_name(group.name);
+    load->set_state(StateOf(group.state));
+    load->set_detail(group.why_lost);
+    load->set_leader_pid(group.info.pid);
+    load->set_running(static_cast<uint32_t>(group.running));
+    load->set_state_slots(static_cast<uint32_t>(group.info.max_sequences));
+    const auto sum = [&](const MetricInfo& info, const MetricLabels& labels = {}) {
+      return static_cast<uint64_t>(exporter_->Sum(group.name, info, labels));
+    };
+    load->set_cache_pages_total(sum(metrics::kCacheBlocks, {{"pool", "kv"}}));
+    load->set_cache_pages_free(sum(metrics::kCacheBlocks, {{"pool", "kv"}, {"state", "free"}}));
+    load->set_speculation_rounds(sum(metrics::kSpecDrafts));
+    load->set_drafted_tokens(sum(metrics::kSpecDraftTokens));
+    load->set_accepted_tokens(sum(metrics::kSpecAcceptedTokens));
+  }
+}
+
+InferenceService::InferenceService(Options options, Dispatcher* dispatcher, const CheckpointPrompts* prompts,
+                                   Exporter* exporter)
+    : impl_(std::make_unique<Impl>(std::move(options), dispatcher, prompts, exporter)) {}
+InferenceService::~InferenceService() = default;
+grpc::Service* InferenceService::service() { return impl_.get(); }
+
+}  // namespace dflash

@@ -1,0 +1,45 @@
+// dflash.v1.InferenceService on gRPC's callback API: parses, hands over, converts. Nothing here blocks;
+// tokenizing and rendering run on a small pool of threads.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/time/time.h"
+#include "daemon/frontend/checkpoint_prompts.h"
+#include "daemon/metrics/exporter.h"
+#include "daemon/metrics/request_metrics.h"
+#include "daemon/routing/dispatcher.h"
+
+namespace grpc {
+class Service;
+}
+
+namespace dflash {
+
+class InferenceService {
+ public:
+  struct Options {
+    std::string model;         // the served name
+    std::string drafter_name;  // of the drafter's folder; empty: none
+    std::string version;       // of this build
+    absl::Duration default_deadline = absl::Seconds(600);
+    absl::Duration max_deadline = absl::Seconds(3600);
+    int text_threads = 2;
+  };
+
+  // Nothing is owned; all must outlive the service.
+  InferenceService(Options options, Dispatcher* dispatcher, const CheckpointPrompts* prompts,
+                   Exporter* exporter);
+  // After the gRPC server has been shut down.
+  ~InferenceService();
+
+  // To be registered with a server.
+  grpc::Service* service();
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace dflash

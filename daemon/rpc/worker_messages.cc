@@ -1,0 +1,161 @@
+#include "daemon/rpc/worker_messages.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/metric_names.h"
+
+namespace dflash {
+namespace {
+
+prometheus::MetricType TypeOf(const MetricInfo& info) {
+  switch (info.type) {
+    case MetricType::kCounter:
+      return prometheus::MetricType::Counter;
+    case MetricType::kGauge:
+      return prometheus::MetricType::Gauge;
+    case MetricType::kHistogram:
+      return prometheus::MetricType::Histogram;
+  }
+  return prometheus::MetricType::Untyped;
+}
+
+prometheus::ClientMetric FromMessage(const MetricInfo& info, const wire::MetricSample& sample) {
+  prometheus::ClientMetric metric;
+  for (const wire::MetricLabel& label : sample.labels())
+    metric.label.push_back({label.name(), label.value()});
+  switch (info.type) {
+    case MetricType::kCounter:
+      metric.counter.value = sample.value();
+      break;
+    case MetricType::kGauge:
+      metric.gauge.value = sample.value();
+      break;
+    case MetricType::kHistogram: {
+      const auto& counts = sample.histogram().cumulative_counts();
+      for (int i = 0; i < counts.size(); ++i) {
+        const auto bound = static_cast<size_t>(i);
+        metric.histogram.bucket.push_back({counts[i], bound < info.buckets.size()
+                                                          ? info.buckets[bound]
+                                                          : std::numeric_limits<double>::infinity()});
+      }
+      metric.histogram.sample_count = counts.empty() ? 0 : counts[counts.size() - 1];
+      metric.histogram.sample_sum = sample.histogram().sum();
+      break;
+    }
+  }
+  return metric;
+}
+
+}  // namespace
+
+absl::StatusOr<GroupInfo> FromMessage(const wire::GetGroupInfoResponse& message, const std::string& build) {
+  if (message.build() != build) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the worker is build ", message.build(), ", the coordinator is build ", build));
+  }
+  return GroupInfo{.pid = message.pid(),
+                   .backend = message.backend(),
+                   .ranks = message.ranks(),
+                   .feature_contract = message.feature_contract(),
+                   .vocabulary_size = message.vocabulary_size(),
+                   .max_context_tokens = message.max_context_tokens(),
+                   .max_sequences = message.max_sequences(),
+                   .same_text_rows = message.same_text_rows(),
+                   .dflash_block_size = message.dflash_block_size(),
+                   .speculate_by_default = message.speculate_by_default(),
+                   .eos_token_ids = {message.eos_token_ids().begin(), message.eos_token_ids().end()},
+                   .default_temperature = message.default_temperature(),
+                   .default_top_k = message.default_top_k(),
+                   .default_top_p = message.default_top_p(),
+                   .default_min_p = message.default_min_p()};
+}
+
+wire::Submit ToMessage(const std::string& key, const GroupRequest& request, absl::Time now) {
+  wire::Submit submit;
+  submit.set_id(key);
+  submit.mutable_prompt_tokens()->Add(request.prompt_tokens.begin(), request.prompt_tokens.end());
+  submit.set_temperature(request.temperature);
+  submit.set_top_k(request.top_k);
+  submit.set_top_p(request.top_p);
+  submit.set_min_p(request.min_p);
+  submit.set_seed(request.seed);
+  submit.set_max_tokens(request.max_tokens);
+  submit.mutable_stop_token_ids()->Add(request.stop_token_ids.begin(), request.stop_token_ids.end());
+  for (const std::string& stop : request.stop_strings) submit.add_stop_strings(stop);
+  submit.set_speculate(request.speculate);
+  submit.set_max_draft_tokens(request.max_draft_tokens);
+  submit.set_return_text(request.return_text);
+  submit.set_keep_special_tokens(request.keep_special_tokens);
+  if (request.deadline != absl::InfiniteFuture()) {
+    submit.set_deadline_microseconds(std::max<int64_t>(1, absl::ToInt64Microseconds(request.deadline - now)));
+  }
+  return submit;
+}
+
+StepOutput FromMessage(wire::Tokens&& message) {
+  StepOutput output;
+  output.tokens.assign(message.token_ids().begin(), message.token_ids().end());
+  output.text = std::move(*message.mutable_text());
+  for (const wire::Round& round : message.rounds()) {
+    output.rounds.push_back({.drafted = round.drafted(), .accepted = round.accepted()});
+  }
+  return output;
+}
+
+FinishedOutput FromMessage(const wire::Finished& message) {
+  FinishedOutput finished;
+  switch (message.reason()) {
+    case wire::FINISH_REASON_STOP_TOKEN:
+      finished.cause = StopCause::kStopToken;
+      break;
+    case wire::FINISH_REASON_STOP_STRING:
+      finished.cause = StopCause::kStopString;
+      break;
+    default:
+      finished.cause = StopCause::kLength;
+  }
+  finished.matched_stop_token = message.matched_stop_token();
+  finished.matched_stop_string = message.matched_stop_string();
+  finished.prompt_tokens = message.prompt_tokens();
+  finished.completion_tokens = message.completion_tokens();
+  finished.rounds = message.rounds();
+  finished.drafted_tokens = message.drafted_tokens();
+  finished.accepted_tokens = message.accepted_tokens();
+  finished.drafted_per_position.assign(message.drafted_per_position().begin(),
+                                       message.drafted_per_position().end());
+  finished.accepted_per_position.assign(message.accepted_per_position().begin(),
+                                        message.accepted_per_position().end());
+  finished.prefill_time = absl::Seconds(message.prefill_seconds());
+  finished.decode_time = absl::Seconds(message.decode_seconds());
+  finished.draft_time = absl::Seconds(message.draft_seconds());
+  finished.verify_time = absl::Seconds(message.verify_seconds());
+  return finished;
+}
+
+absl::Status FromMessage(const wire::Failed& message) {
+  if (message.code() <= 0 || message.code() > 16) {
+    return absl::InternalError(
+        absl::StrCat("the worker reported code ", message.code(), ": ", message.message()));
+  }
+  return absl::Status(static_cast<absl::StatusCode>(message.code()), message.message());
+}
+
+std::vector<prometheus::MetricFamily> FromMessage(const wire::MetricsSnapshot& message) {
+  std::vector<prometheus::MetricFamily> families;
+  for (const wire::MetricFamily& family : message.families()) {
+    const MetricInfo* info = metrics::Find(family.name());
+    if (info == nullptr) continue;
+    prometheus::MetricFamily& target = families.emplace_back();
+    target.name = info->name;
+    target.help = info->help;
+    target.type = TypeOf(*info);
+    for (const wire::MetricSample& sample : family.samples())
+      target.metric.push_back(FromMessage(*info, sample));
+  }
+  return families;
+}
+
+}  // namespace dflash
