@@ -1,10 +1,6 @@
 // dflashd: the coordinator. Takes requests over gRPC, hands them to a worker group that it starts and
 // watches, streams the output back; exports metrics and health.
-#include <grpcpp/ext/proto_server_reflection_plugin.h>
-#include <grpcpp/grpcpp.h>
-#include <grpcpp/health_check_service_interface.h>
 #include <pthread.h>
-#include <sys/wait.h>
 
 #include <atomic>
 #include <csignal>
@@ -22,11 +18,12 @@
 #include "base/flag_parser.h"
 #include "base/status.h"
 #include "daemon/frontend/checkpoint_prompts.h"
+#include "daemon/local_group.h"
 #include "daemon/metrics/exporter.h"
 #include "daemon/ops/ops_server.h"
 #include "daemon/routing/dispatcher.h"
 #include "daemon/rpc/inference_service.h"
-#include "daemon/rpc/local_group.h"
+#include "daemon/rpc/public_server.h"
 #include "daemon/supervise/child_process.h"
 #include "spdlog/sinks/stdout_sinks.h"
 #include "spdlog/spdlog.h"
@@ -43,7 +40,6 @@ enum ExitCode : int {
   kExitNoWorker = 75,
 };
 
-constexpr int kMaxMessageBytes = 8 << 20;
 constexpr char kGroupName[] = "0";
 
 struct Flags {
@@ -219,26 +215,9 @@ int Serve(const Flags& flags) {
                             .version = DFLASHD_VERSION},
                            &dispatcher, &*prompts, &exporter);
 
-  grpc::EnableDefaultHealthCheckService(true);
-  grpc::reflection::InitProtoReflectionServerBuilderPlugin();
-  grpc::ServerBuilder builder;
-  int port = 0;
-  builder.AddListeningPort(flags.listen, grpc::InsecureServerCredentials(), &port);
-  builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
-  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 30000);
-  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10000);
-  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
-  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 10000);
-  builder.RegisterService(service.service());
-  const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
-  if (server == nullptr)
-    return Fail(kExitCannotListen, absl::StrCat("--listen: cannot listen on ", flags.listen));
-  const auto report_health = [&](bool serving) {
-    server->GetHealthCheckService()->SetServingStatus("dflash.v1.InferenceService", serving);
-  };
-  server->GetHealthCheckService()->SetServingStatus("", true);
-  report_health(false);
+  absl::StatusOr<std::unique_ptr<PublicServer>> server = PublicServer::Start(flags.listen, &service);
+  if (!server.ok())
+    return Fail(kExitCannotListen, absl::StrCat("--listen: ", std::string(server.status().message())));
 
   std::atomic<bool> has_been_ready = false;
   std::unique_ptr<LocalGroup> group;
@@ -253,10 +232,10 @@ int Serve(const Flags& flags) {
   const std::string ops_host = flags.ops_listen.substr(0, flags.ops_listen.rfind(':'));
   dispatcher.SetServingCallback([&] {
     const bool serving = dispatcher.GetStats().serving;
-    report_health(serving);
+    (*server)->SetServing(serving);
     if (!serving || has_been_ready.exchange(true)) return;
-    std::printf("dflashd: serving on %s:%d, ops on %s:%d\n", host.c_str(), port, ops_host.c_str(),
-                (*ops)->port());
+    std::printf("dflashd: serving on %s:%d, ops on %s:%d\n", host.c_str(), (*server)->port(),
+                ops_host.c_str(), (*ops)->port());
     std::fflush(stdout);
   });
 
@@ -286,8 +265,7 @@ int Serve(const Flags& flags) {
   if (number != SIGUSR1) spdlog::info("signal {}: shutting down", number);
 
   dispatcher.ShutDown();
-  server->Shutdown(std::chrono::system_clock::now() + std::chrono::seconds(2));
-  server->Wait();
+  (*server)->Shutdown(absl::Seconds(2));
   group->Shutdown(absl::Seconds(10));
   stop_expiring.Notify();
   expiring.join();

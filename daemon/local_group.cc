@@ -1,4 +1,4 @@
-#include "daemon/rpc/local_group.h"
+#include "daemon/local_group.h"
 
 #include <signal.h>
 
