@@ -1,5 +1,5 @@
 // A parsed template. The language is the part of Jinja that chat templates use, with the settings of transformers
-// (trim_blocks, lstrip_blocks, loop controls, its tojson, raise_exception and strftime_now); docs/chat-template.md
+// (trim_blocks, lstrip_blocks, loop controls, its tojson, raise_exception and strftime_now); docs/spec/chat-template.md
 // lists it. What is left out is refused by name, when the template is parsed wherever that is possible.
 #pragma once
 

@@ -1,0 +1,189 @@
+#include "tests/integration/server.h"
+
+#include <utility>
+
+#include "boost/asio/connect.hpp"
+#include "boost/asio/io_context.hpp"
+#include "boost/asio/ip/tcp.hpp"
+#include "boost/beast/core.hpp"
+#include "boost/beast/http.hpp"
+#include "gtest/gtest.h"
+
+namespace dflash::integration {
+namespace {
+
+// "... on 127.0.0.1:1234, ..." -> "127.0.0.1:1234"; `before` is the text in front of it.
+std::string AddressAfter(const std::string& line, const std::string& before) {
+  const size_t begin = line.find(before);
+  if (begin == std::string::npos) return "";
+  const size_t host = begin + before.size();
+  return line.substr(host, line.find_first_not_of("0123456789.:", host) - host);
+}
+
+void SetDeadline(grpc::ClientContext* context, absl::Duration timeout) {
+  context->set_deadline(absl::ToChronoTime(absl::Now() + timeout));
+}
+
+}  // namespace
+
+std::string SourcePath(const std::string& relative) {
+  return std::string(DFLASHD_SOURCE_DIR) + "/" + relative;
+}
+std::string DflashctlPath() { return DFLASHCTL_PATH; }
+std::string DflashdPath() { return DFLASHD_PATH; }
+
+std::vector<std::string> ServerCommand(const std::vector<std::string>& flags) {
+  std::vector<std::string> command = {DflashdPath(),
+                                      "--model",
+                                      SourcePath("models/tiny-qwen3.6"),
+                                      "--draft-model",
+                                      SourcePath("models/tiny-qwen3.6-dflash"),
+                                      "--listen",
+                                      "127.0.0.1:0",
+                                      "--ops-listen",
+                                      "127.0.0.1:0"};
+  command.insert(command.end(), flags.begin(), flags.end());
+  return command;
+}
+
+std::string HttpGet(const std::string& address, const std::string& target) {
+  namespace http = boost::beast::http;
+  const size_t colon = address.rfind(':');
+  boost::beast::error_code error;
+  boost::asio::io_context io;
+  boost::asio::ip::tcp::resolver resolver(io);
+  boost::beast::tcp_stream stream(io);
+  stream.expires_after(std::chrono::seconds(30));
+  const auto endpoints = resolver.resolve(address.substr(0, colon), address.substr(colon + 1), error);
+  if (!error) stream.connect(endpoints, error);
+  http::request<http::empty_body> request(http::verb::get, target, 11);
+  request.set(http::field::host, address);
+  if (!error) http::write(stream, request, error);
+  boost::beast::flat_buffer buffer;
+  http::response<http::string_body> response;
+  if (!error) http::read(stream, buffer, response, error);
+  return error || response.result() != http::status::ok ? std::string() : response.body();
+}
+
+Server::Server(const std::vector<std::string>& flags) : process_(ServerCommand(flags)) {
+  // Printed once the worker has loaded the model.
+  const std::optional<std::string> line = process_.WaitForLine("dflashd: serving on ");
+  if (!line) {
+    ADD_FAILURE() << "dflashd does not serve:\n" << process_.output();
+    return;
+  }
+  address_ = AddressAfter(*line, "serving on ");
+  ops_address_ = AddressAfter(*line, "ops on ");
+  channel_ = grpc::CreateChannel(address_, grpc::InsecureChannelCredentials());
+  stub_ = v1::InferenceService::NewStub(channel_);
+}
+
+v1::GetLoadResponse Server::Load() {
+  grpc::ClientContext context;
+  SetDeadline(&context, kPatience);
+  v1::GetLoadResponse response;
+  const grpc::Status status = stub_->GetLoad(&context, {}, &response);
+  EXPECT_TRUE(status.ok()) << ctl::Describe(status);
+  return response;
+}
+
+v1::GetModelInfoResponse Server::ModelInfo() {
+  grpc::ClientContext context;
+  SetDeadline(&context, kPatience);
+  v1::GetModelInfoResponse response;
+  const grpc::Status status = stub_->GetModelInfo(&context, {}, &response);
+  EXPECT_TRUE(status.ok()) << ctl::Describe(status);
+  return response;
+}
+
+bool Server::WaitUntilIdle() {
+  return PollUntil([this] {
+    const v1::GetLoadResponse load = Load();
+    bool idle = load.running() == 0 && load.waiting() == 0;
+    for (const v1::GroupLoad& group : load.groups()) idle = idle && group.running() == 0;
+    return idle;
+  });
+}
+
+bool Server::WaitUntilRunning(uint32_t count) {
+  return PollUntil([&] { return Load().running() == count; });
+}
+
+std::string Server::Metrics() { return HttpGet(ops_address_, "/metrics"); }
+
+ctl::Generation Server::GenerateOk(const v1::GenerateRequest& request) {
+  ctl::Generation generation;
+  const grpc::Status status = Generate(channel_, request, kPatience, &generation);
+  EXPECT_TRUE(status.ok()) << ctl::Describe(status);
+  return generation;
+}
+
+Ran Server::Dflashctl(std::vector<std::string> arguments, const std::string& input) {
+  arguments.insert(arguments.begin(), {DflashctlPath(), "--address", address_});
+  return RunProgram(arguments, input);
+}
+
+grpc::Status Generate(const std::shared_ptr<grpc::Channel>& channel, const v1::GenerateRequest& request,
+                      absl::Duration timeout, ctl::Generation* result) {
+  grpc::ClientContext context;
+  SetDeadline(&context, timeout);
+  return ctl::ReadGeneration(*v1::InferenceService::NewStub(channel), &context, request, nullptr, result);
+}
+
+OpenStream::OpenStream(v1::InferenceService::Stub& stub, const v1::GenerateRequest& request,
+                       absl::Duration timeout) {
+  SetDeadline(&context_, timeout);
+  reader_ = stub.Generate(&context_, request);
+}
+
+OpenStream::~OpenStream() {
+  if (finished_) return;
+  context_.TryCancel();
+  (void)Finish();
+}
+
+bool OpenStream::ReadFirstTokens() {
+  v1::GenerateResponse response;
+  while (reader_->Read(&response)) {
+    if (response.has_chunk() && response.chunk().token_ids_size() > 0) return true;
+  }
+  return false;
+}
+
+grpc::Status OpenStream::Finish() {
+  v1::GenerateResponse response;
+  while (reader_->Read(&response)) {
+  }
+  finished_ = true;
+  return reader_->Finish();
+}
+
+v1::GenerateRequest TokenRequest(const std::vector<uint32_t>& prompt, uint32_t max_tokens) {
+  v1::GenerateRequest request;
+  request.mutable_tokens()->mutable_ids()->Assign(prompt.begin(), prompt.end());
+  request.mutable_sampling()->set_temperature(0);
+  request.mutable_stopping()->set_max_tokens(max_tokens);
+  return request;
+}
+
+v1::GenerateRequest EndlessRequest() {
+  v1::GenerateRequest request = TokenRequest({4089, 2341, 198}, 3000);
+  request.mutable_stopping()->set_ignore_eos(true);
+  request.mutable_speculation()->set_mode(v1::SPECULATION_MODE_OFF);
+  return request;
+}
+
+v1::GenerateRequest ShortRequest() { return TokenRequest({4089, 2341, 198, 1074, 552}, 4); }
+
+v1::GenerateRequest ChatRequest(const std::string& message) {
+  v1::GenerateRequest request;
+  v1::ChatMessage* turn = request.mutable_chat()->add_messages();
+  turn->set_role("user");
+  turn->set_content(message);
+  request.mutable_chat()->set_enable_thinking(false);
+  request.mutable_sampling()->set_temperature(0);
+  request.mutable_stopping()->set_max_tokens(128);
+  return request;
+}
+
+}  // namespace dflash::integration

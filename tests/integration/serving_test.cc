@@ -1,0 +1,292 @@
+// A daemon and its worker as clients see them: answers, concurrency, the ends of requests, health,
+// reflection.
+#include <csignal>
+
+#include "gmock/gmock.h"
+#include "google/rpc/error_details.pb.h"
+#include "google/rpc/status.pb.h"
+#include "grpc/health/v1/health.grpc.pb.h"
+#include "grpc/reflection/v1alpha/reflection.grpc.pb.h"
+#include "gtest/gtest.h"
+#include "tests/integration/golden_prompts.h"
+#include "tests/integration/server.h"
+#include "tools/dflashctl/commands.h"
+
+namespace dflash::integration {
+namespace {
+
+using ::testing::Contains;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+class ServingTest : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() { server_ = new Server(); }
+  static void TearDownTestSuite() {
+    delete server_;
+    server_ = nullptr;
+  }
+  void SetUp() override {
+    ASSERT_NE(server_->channel(), nullptr);
+    ASSERT_TRUE(server_->WaitUntilIdle());
+  }
+  Server& server() { return *server_; }
+
+ private:
+  static Server* server_;
+};
+Server* ServingTest::server_ = nullptr;
+
+TEST_F(ServingTest, ChatStreamsTheGoldenAnswer) {
+  const GoldenText golden = GoldenTexts().front();
+  size_t chunks = 0;
+  ctl::Generation answer;
+  grpc::ClientContext context;
+  const grpc::Status status = ctl::ReadGeneration(
+      server().stub(), &context, ChatRequest("Count from 19 by 9, 11 numbers in all."),
+      [&](const v1::Chunk&) { ++chunks; }, &answer);
+  ASSERT_TRUE(status.ok()) << ctl::Describe(status);
+  EXPECT_EQ(answer.token_ids, golden.output_ids);
+  EXPECT_EQ(answer.text + "<|im_end|>", golden.output_text);
+  EXPECT_GE(chunks, 2u);  // it came in pieces
+  EXPECT_EQ(answer.started.prompt_tokens(), golden.prompt_ids.size());
+  EXPECT_EQ(answer.finished.reason(), v1::FINISH_REASON_EOS);
+  EXPECT_EQ(answer.finished.matched_stop_token(), golden.output_ids.back());
+  EXPECT_EQ(answer.finished.usage().completion_tokens(), golden.output_ids.size());
+  const v1::SpeculationSummary& speculation = answer.finished.speculation();
+  EXPECT_EQ(speculation.mode(), v1::SPECULATION_MODE_DFLASH);
+  EXPECT_GT(speculation.accepted_tokens(), 0u);
+  EXPECT_EQ(speculation.rounds(), answer.rounds.size());
+  EXPECT_DOUBLE_EQ(speculation.mean_acceptance_length(),
+                   1 + static_cast<double>(speculation.accepted_tokens()) / speculation.rounds());
+}
+
+TEST_F(ServingTest, TextAndTokensAndTokenizeAgree) {
+  for (const GoldenText& golden : GoldenTexts()) {
+    grpc::ClientContext context;
+    v1::TokenizeRequest request;
+    request.set_text(golden.text);
+    v1::TokenizeResponse response;
+    const grpc::Status status = server().stub().Tokenize(&context, request, &response);
+    ASSERT_TRUE(status.ok()) << ctl::Describe(status);
+    EXPECT_EQ(std::vector<uint32_t>(response.token_ids().begin(), response.token_ids().end()),
+              golden.prompt_ids);
+  }
+  v1::GenerateRequest by_text = ShortRequest();
+  by_text.set_text(GoldenTexts()[1].text);
+  EXPECT_EQ(server().GenerateOk(by_text).token_ids,
+            server().GenerateOk(TokenRequest(GoldenTexts()[1].prompt_ids, 4)).token_ids);
+}
+
+TEST_F(ServingTest, ConcurrentRequestsGiveTheSameOutputsAsAlone) {
+  std::vector<v1::GenerateRequest> requests;
+  for (const GoldenText& golden : GoldenTexts()) {
+    for (const double temperature : {0.0, 0.8}) {
+      v1::GenerateRequest request = TokenRequest(golden.prompt_ids, 24);
+      request.mutable_sampling()->set_temperature(static_cast<float>(temperature));
+      request.mutable_sampling()->set_seed(requests.size());
+      requests.push_back(request);
+    }
+  }
+  const auto run = [&](int64_t concurrency) {
+    std::vector<std::vector<uint32_t>> outputs(requests.size());
+    const grpc::Status status =
+        ctl::RunConcurrently(static_cast<int64_t>(requests.size()), concurrency, [&](int64_t i) {
+          ctl::Generation generation;
+          const grpc::Status answered =
+              Generate(server().channel(), requests[static_cast<size_t>(i)], kPatience, &generation);
+          outputs[static_cast<size_t>(i)] = generation.token_ids;
+          return answered;
+        });
+    EXPECT_TRUE(status.ok()) << ctl::Describe(status);
+    return outputs;
+  };
+  const std::vector<std::vector<uint32_t>> alone = run(1);
+  EXPECT_EQ(run(8), alone);
+  for (const auto& output : alone) EXPECT_FALSE(output.empty());
+}
+
+TEST_F(ServingTest, SpeculationDoesNotChangeTheText) {
+  const GoldenText golden = GoldenTexts()[16];  // code: most drafts are rejected
+  const std::vector<uint32_t> expected(golden.output_ids.begin(), golden.output_ids.begin() + 32);
+  for (const v1::SpeculationMode mode : {v1::SPECULATION_MODE_OFF, v1::SPECULATION_MODE_DFLASH}) {
+    for (const uint32_t max_drafts : {1u, 7u, 15u}) {
+      v1::GenerateRequest request = TokenRequest(golden.prompt_ids, 32);
+      request.mutable_speculation()->set_mode(mode);
+      request.mutable_speculation()->set_max_draft_tokens(max_drafts);
+      const ctl::Generation generation = server().GenerateOk(request);
+      EXPECT_EQ(generation.token_ids, expected);
+      for (const v1::StepInfo& round : generation.rounds) {
+        EXPECT_LE(round.drafted(), mode == v1::SPECULATION_MODE_OFF ? 0 : max_drafts);
+      }
+    }
+  }
+}
+
+TEST_F(ServingTest, ADroppedClientFreesItsPlace) {
+  {
+    OpenStream stream(server().stub(), EndlessRequest());
+    ASSERT_TRUE(stream.ReadFirstTokens());
+    EXPECT_TRUE(server().WaitUntilRunning(1));
+    stream.Cancel();
+    EXPECT_EQ(stream.Finish().error_code(), grpc::StatusCode::CANCELLED);
+  }
+  EXPECT_TRUE(server().WaitUntilIdle());
+  EXPECT_EQ(server().GenerateOk(ShortRequest()).token_ids.size(), 4u);
+}
+
+TEST_F(ServingTest, CancelByIdEndsAStream) {
+  v1::GenerateRequest request = EndlessRequest();
+  request.set_request_id("to-be-cancelled");
+  OpenStream stream(server().stub(), request);
+  ASSERT_TRUE(stream.ReadFirstTokens());
+  // The id is taken while it runs.
+  ctl::Generation second;
+  EXPECT_EQ(Generate(server().channel(), request, kPatience, &second).error_code(),
+            grpc::StatusCode::ALREADY_EXISTS);
+  v1::CancelRequest cancel;
+  cancel.set_request_id("to-be-cancelled");
+  for (const bool found : {true, false}) {
+    grpc::ClientContext context;
+    v1::CancelResponse response;
+    ASSERT_TRUE(server().stub().Cancel(&context, cancel, &response).ok());
+    EXPECT_EQ(response.found(), found);
+    if (found) {
+      EXPECT_EQ(stream.Finish().error_code(), grpc::StatusCode::CANCELLED);
+    }
+  }
+  EXPECT_TRUE(server().WaitUntilIdle());
+}
+
+TEST_F(ServingTest, ADeadlineEndsAStream) {
+  ctl::Generation generation;
+  const grpc::Status status =
+      Generate(server().channel(), EndlessRequest(), absl::Milliseconds(300), &generation);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::DEADLINE_EXCEEDED) << ctl::Describe(status);
+  EXPECT_TRUE(server().WaitUntilIdle());
+  EXPECT_EQ(server().GenerateOk(ShortRequest()).token_ids.size(), 4u);
+}
+
+TEST_F(ServingTest, Health) {
+  const auto health = grpc::health::v1::Health::NewStub(server().channel());
+  for (const char* service : {"", "dflash.v1.InferenceService"}) {
+    grpc::ClientContext context;
+    grpc::health::v1::HealthCheckRequest request;
+    request.set_service(service);
+    grpc::health::v1::HealthCheckResponse response;
+    ASSERT_TRUE(health->Check(&context, request, &response).ok());
+    EXPECT_EQ(response.status(), grpc::health::v1::HealthCheckResponse::SERVING) << service;
+  }
+  grpc::ClientContext context;
+  grpc::health::v1::HealthCheckRequest request;
+  request.set_service("nobody");
+  grpc::health::v1::HealthCheckResponse response;
+  EXPECT_EQ(health->Check(&context, request, &response).error_code(), grpc::StatusCode::NOT_FOUND);
+}
+
+TEST_F(ServingTest, ReflectionListsTheServiceAndItsFiles) {
+  namespace reflection = grpc::reflection::v1alpha;
+  const auto stub = reflection::ServerReflection::NewStub(server().channel());
+  grpc::ClientContext context;
+  const auto stream = stub->ServerReflectionInfo(&context);
+  reflection::ServerReflectionRequest request;
+  request.set_list_services("");
+  reflection::ServerReflectionResponse response;
+  ASSERT_TRUE(stream->Write(request) && stream->Read(&response));
+  std::vector<std::string> services;
+  for (const auto& service : response.list_services_response().service()) services.push_back(service.name());
+  EXPECT_THAT(services, Contains("dflash.v1.InferenceService"));
+  request.set_file_containing_symbol("dflash.v1.GenerateRequest");
+  ASSERT_TRUE(stream->Write(request) && stream->Read(&response));
+  EXPECT_GT(response.file_descriptor_response().file_descriptor_proto_size(), 0);
+  stream->WritesDone();
+  while (stream->Read(&response)) {
+  }
+  EXPECT_TRUE(stream->Finish().ok());
+}
+
+TEST_F(ServingTest, ModelInfoNamesTheContract) {
+  const v1::GetModelInfoResponse info = server().ModelInfo();
+  EXPECT_EQ(info.backend(), "cpu");
+  EXPECT_EQ(info.vocabulary_size(), 4096u);
+  EXPECT_EQ(info.drafter().block_size(), 16u);
+  EXPECT_THAT(info.feature_contract(), HasSubstr("taps=1,3,5"));
+  EXPECT_EQ(std::vector<uint32_t>(info.eos_token_ids().begin(), info.eos_token_ids().end()),
+            (std::vector<uint32_t>{4090, 4088}));
+  EXPECT_FLOAT_EQ(info.default_sampling().temperature(), 0.6f);
+  EXPECT_GE(info.same_text_rows(), 64u);
+}
+
+// A full queue refuses at once, says when to come back, and takes requests again when there is room.
+TEST(QueueTest, OverflowIsRefusedWithAHint) {
+  Server server({"--max-sequences", "1", "--max-queued-requests", "1"});
+  ASSERT_NE(server.channel(), nullptr);
+  OpenStream running(server.stub(), EndlessRequest());
+  ASSERT_TRUE(running.ReadFirstTokens());
+  OpenStream waiting(server.stub(), EndlessRequest());
+  ASSERT_TRUE(PollUntil([&] { return server.Load().waiting() == 1; }));
+
+  ctl::Generation refused;
+  const grpc::Status status = Generate(server.channel(), ShortRequest(), kPatience, &refused);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_THAT(ctl::Describe(status), HasSubstr("(QUEUE_FULL, retry in "));
+
+  waiting.Cancel();
+  EXPECT_EQ(waiting.Finish().error_code(), grpc::StatusCode::CANCELLED);
+  running.Cancel();
+  EXPECT_EQ(running.Finish().error_code(), grpc::StatusCode::CANCELLED);
+  ASSERT_TRUE(server.WaitUntilIdle());
+  EXPECT_EQ(server.GenerateOk(ShortRequest()).token_ids.size(), 4u);
+}
+
+TEST(LossTest, AKilledWorkerIsReportedAtOnce) {
+  Server server;
+  ASSERT_NE(server.channel(), nullptr);
+  const v1::GetLoadResponse before = server.Load();
+  ASSERT_EQ(before.groups_size(), 1);
+  OpenStream stream(server.stub(), EndlessRequest());
+  ASSERT_TRUE(stream.ReadFirstTokens());
+
+  ASSERT_GT(before.groups(0).leader_pid(), 1);
+  ASSERT_EQ(kill(before.groups(0).leader_pid(), SIGKILL), 0);
+  const grpc::Status status = stream.Finish();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE) << ctl::Describe(status);
+  EXPECT_THAT(ctl::Describe(status), HasSubstr("WORKER_LOST"));
+  // From the end of the process or of its connection, not from missing heartbeats.
+  EXPECT_THAT(ctl::Describe(status), Not(HasSubstr("nothing heard")));
+
+  const auto health = grpc::health::v1::Health::NewStub(server.channel());
+  EXPECT_TRUE(PollUntil([&] {
+    grpc::ClientContext context;
+    grpc::health::v1::HealthCheckRequest request;
+    request.set_service("dflash.v1.InferenceService");
+    grpc::health::v1::HealthCheckResponse response;
+    return health->Check(&context, request, &response).ok() &&
+           response.status() == grpc::health::v1::HealthCheckResponse::NOT_SERVING;
+  }));
+  EXPECT_TRUE(PollUntil([&] { return server.Load().detail().find("signal 9") != std::string::npos; }));
+  const v1::GetLoadResponse after = server.Load();
+  EXPECT_FALSE(after.serving());
+  ASSERT_EQ(after.groups_size(), 1);
+  EXPECT_EQ(after.groups(0).state(), v1::GROUP_STATE_FAILED);
+  ctl::Generation next;
+  EXPECT_EQ(Generate(server.channel(), ShortRequest(), kPatience, &next).error_code(),
+            grpc::StatusCode::UNAVAILABLE);
+  EXPECT_TRUE(server.process().WaitForLine("signal 9").has_value());
+  EXPECT_EQ(server.Dflashctl({"status"}).exit_code, ctl::kServerError);
+}
+
+TEST(ShutdownTest, TermEndsTheDaemonAndItsWorker) {
+  Server server;
+  ASSERT_NE(server.channel(), nullptr);
+  const int worker = server.Load().groups(0).leader_pid();
+  OpenStream stream(server.stub(), EndlessRequest());
+  ASSERT_TRUE(stream.ReadFirstTokens());
+  server.process().Signal(SIGTERM);
+  EXPECT_EQ(stream.Finish().error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_EQ(server.process().WaitForExit(), 0);
+  EXPECT_TRUE(PollUntil([&] { return kill(worker, 0) != 0; }));
+}
+
+}  // namespace
+}  // namespace dflash::integration

@@ -1,0 +1,127 @@
+// Command lines and model folders that cannot work: the daemon ends at once and says what is wrong.
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/integration/process.h"
+#include "tests/integration/server.h"
+
+namespace dflash::integration {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+// A copy of the small target that a test may damage.
+class ModelCopy {
+ public:
+  ModelCopy() : folder_(fs::path(::testing::TempDir()) / ("startup_test." + std::to_string(getpid()))) {
+    fs::remove_all(folder_);
+    fs::copy(SourcePath("models/tiny-qwen3.6"), folder_);
+  }
+  ~ModelCopy() { fs::remove_all(folder_); }
+  std::string path(const std::string& name = "") const { return (folder_ / name).string(); }
+
+ private:
+  const fs::path folder_;
+};
+
+// Runs the daemon until it ends; it must fail.
+std::string Failure(const std::vector<std::string>& command) {
+  const Ran ran = RunProgram(command);
+  EXPECT_GT(ran.exit_code, 0) << ran.output;
+  EXPECT_LT(ran.exit_code, 128) << "ended by a signal:\n" << ran.output;
+  return ran.output;
+}
+
+std::vector<std::string> CommandFor(const std::string& model) {
+  std::vector<std::string> command = ServerCommand();
+  command[2] = model;
+  return command;
+}
+
+TEST(Startup, BadFlags) {
+  EXPECT_THAT(Failure({DflashdPath(), "--modle", "x"}),
+              HasSubstr("unknown flag --modle (did you mean --model?)"));
+  EXPECT_THAT(Failure({DflashdPath()}), HasSubstr("--model"));
+  EXPECT_THAT(Failure(ServerCommand({"--backend", "abacus"})), HasSubstr("--backend must be one of"));
+  EXPECT_THAT(Failure(ServerCommand({"--speculation", "guess"})), HasSubstr("--speculation must be one of"));
+  EXPECT_THAT(Failure(ServerCommand({"--tp", "0"})), HasSubstr("--tp must be"));
+  EXPECT_THAT(Failure(ServerCommand({"--model", "x"})), HasSubstr("--model is given twice"));
+  std::vector<std::string> bad_port = ServerCommand();
+  bad_port[6] = "127.0.0.1:99999";
+  EXPECT_THAT(Failure(bad_port), HasSubstr("99999"));
+}
+
+TEST(Startup, MissingFolders) {
+  EXPECT_THAT(Failure(CommandFor("/nonexistent/model")), HasSubstr("/nonexistent/model"));
+  std::vector<std::string> no_drafter = ServerCommand();
+  no_drafter[4] = "/nonexistent/drafter";
+  EXPECT_THAT(Failure(no_drafter), HasSubstr("/nonexistent/drafter"));
+}
+
+TEST(Startup, TruncatedWeights) {
+  const ModelCopy model;
+  const std::string shard = model.path("model-00002-of-00002.safetensors");
+  fs::resize_file(shard, fs::file_size(shard) - 100);
+  EXPECT_THAT(Failure(CommandFor(model.path())), HasSubstr("model-00002-of-00002.safetensors"));
+  fs::resize_file(shard, 3);
+  EXPECT_THAT(Failure(CommandFor(model.path())), HasSubstr("model-00002-of-00002.safetensors"));
+  fs::remove(shard);
+  EXPECT_THAT(Failure(CommandFor(model.path())), HasSubstr("model-00002-of-00002.safetensors"));
+}
+
+TEST(Startup, DamagedConfiguration) {
+  const ModelCopy model;
+  const std::string config = model.path("config.json");
+  std::string text;
+  {
+    std::ifstream file(config);
+    text.assign(std::istreambuf_iterator<char>(file), {});
+  }
+  const size_t key = text.find("\"rope_theta\"");
+  ASSERT_NE(key, std::string::npos);
+  std::ofstream(config) << std::string(text).replace(key, 12, "\"rope_tetha\"");
+  EXPECT_THAT(Failure(CommandFor(model.path())), AllOf(HasSubstr("config.json"), HasSubstr("rope_t")));
+  std::ofstream(config) << text.substr(0, text.size() / 2);
+  EXPECT_THAT(Failure(CommandFor(model.path())), HasSubstr("config.json"));
+}
+
+TEST(Startup, AnAddressInUse) {
+  Server first;
+  ASSERT_NE(first.channel(), nullptr);
+  std::vector<std::string> command = ServerCommand();
+  command[6] = first.address();
+  EXPECT_THAT(Failure(command), HasSubstr(first.address()));
+}
+
+// Without a drafter the daemon serves, and a request that insists on one is refused.
+TEST(Startup, WithoutDrafter) {
+  std::vector<std::string> flags;
+  Server server({"--speculation", "off"});
+  ASSERT_NE(server.channel(), nullptr);
+  v1::GenerateRequest request = ShortRequest();
+  const ctl::Generation generation = server.GenerateOk(request);
+  EXPECT_EQ(generation.finished.speculation().rounds(), 0u);
+  EXPECT_EQ(server.ModelInfo().default_speculation(), v1::SPECULATION_MODE_OFF);
+}
+
+TEST(Startup, HelpAndVersion) {
+  const Ran help = RunProgram({DflashdPath(), "--help"});
+  EXPECT_EQ(help.exit_code, 0);
+  for (const char* flag : {"--model", "--draft-model", "--listen", "--ops-listen", "--tp", "--backend",
+                           "--speculation", "127.0.0.1:8500", "127.0.0.1:8503"}) {
+    EXPECT_THAT(help.output, HasSubstr(flag));
+  }
+  const Ran version = RunProgram({DflashdPath(), "--version"});
+  EXPECT_EQ(version.exit_code, 0);
+  EXPECT_THAT(version.output, AllOf(HasSubstr("dflashd"), Not(HasSubstr("Usage"))));
+}
+
+}  // namespace
+}  // namespace dflash::integration
