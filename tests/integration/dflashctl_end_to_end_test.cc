@@ -146,6 +146,17 @@ TEST_F(DflashctlTest, BenchComparesBothWays) {
   EXPECT_EQ(json["arms"][0]["tokens"], json["arms"][1]["tokens"]);
 }
 
+// The client's process is gone and says no goodbye; its connection ends.
+TEST_F(DflashctlTest, AKilledClientFreesItsPlace) {
+  ASSERT_TRUE(server_->WaitUntilIdle());
+  Process client({DflashctlPath(), "--address", server_->address(), "generate", "--tokens", "4089,2341,198",
+                  "--ignore-eos", "--temperature", "0", "--max-tokens", "3000", "--speculation", "off"});
+  ASSERT_TRUE(server_->WaitUntilRunning(1));
+  client.Signal(SIGKILL);
+  EXPECT_TRUE(server_->WaitUntilIdle());
+  EXPECT_EQ(server_->GenerateOk(ShortRequest()).token_ids.size(), 4u);
+}
+
 TEST_F(DflashctlTest, CtrlCCancels) {
   ASSERT_TRUE(server_->WaitUntilIdle());
   Process chat({DflashctlPath(), "--address", server_->address(), "generate", "--tokens", "4089,2341,198",
