@@ -2,6 +2,7 @@
 // watches, streams the output back; exports metrics and health.
 #include <pthread.h>
 
+#include <algorithm>
 #include <atomic>
 #include <csignal>
 #include <cstdio>
@@ -185,10 +186,18 @@ OpsReply Answer(const std::string& path, const Dispatcher& dispatcher, Exporter&
     return {
         .status = 200, .content_type = "text/plain; version=0.0.4; charset=utf-8", .body = exporter.Text()};
   }
-  if (path == "/livez") return {.body = "ok\n"};
   if (path == "/version") return {.body = DFLASHD_VERSION "\n"};
   const Dispatcher::Stats stats = dispatcher.GetStats();
   const std::string why = stats.detail.empty() ? "not ready" : stats.detail;
+  if (path == "/livez") {
+    // Nothing in this build brings a lost group back: only a new process does.
+    const bool lost =
+        !stats.draining && std::all_of(stats.groups.begin(), stats.groups.end(), [](const auto& group) {
+          return group.state == Dispatcher::GroupState::kLost;
+        });
+    return lost && !stats.groups.empty() ? OpsReply{.status = 503, .body = why + "\n"}
+                                         : OpsReply{.body = "ok\n"};
+  }
   if (path == "/readyz")
     return stats.serving ? OpsReply{.body = "ok\n"} : OpsReply{.status = 503, .body = why + "\n"};
   if (path == "/startupz") {
@@ -252,9 +261,12 @@ int Serve(const Flags& flags) {
       });
   if (!started.ok()) return Fail(kExitNoWorker, std::string(started.status().message()));
   group = *std::move(started);
-  absl::Notification stop_expiring;
-  std::thread expiring([&] {
-    while (!stop_expiring.WaitForNotificationWithTimeout(absl::Milliseconds(100))) dispatcher.ExpireWaiting();
+  absl::Notification stop_ticking;
+  std::thread ticking([&] {
+    while (!stop_ticking.WaitForNotificationWithTimeout(absl::Milliseconds(100))) {
+      dispatcher.ExpireWaiting();
+      service.Tick(absl::Now());
+    }
   });
 
   sigset_t set;
@@ -267,8 +279,8 @@ int Serve(const Flags& flags) {
   dispatcher.ShutDown();
   (*server)->Shutdown(absl::Seconds(2));
   group->Shutdown(absl::Seconds(10));
-  stop_expiring.Notify();
-  expiring.join();
+  stop_ticking.Notify();
+  ticking.join();
   ops->reset();
   if (failed_start != 0) {
     return Fail(static_cast<ExitCode>(failed_start.load()),

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "daemon/request/request_error.h"
 #include "nlohmann/json.hpp"
@@ -11,16 +12,40 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// The client's JSON was checked by CheckChat, so it parses.
-Json ParseChecked(const std::string& text) { return Json::parse(text, nullptr, /*allow_exceptions=*/false); }
+// One JSON object of a client. Nesting is bounded before the parser and the template see it.
+absl::StatusOr<Json> ParseObject(const std::string& text, const std::string& field) {
+  constexpr int kMaxDepth = 64;
+  int depth = 0;
+  bool in_string = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (in_string) {
+      if (text[i] == '\\') ++i;
+      if (i < text.size() && text[i] == '"') in_string = false;
+    } else if (text[i] == '"') {
+      in_string = true;
+    } else if (text[i] == '{' || text[i] == '[') {
+      if (++depth > kMaxDepth) {
+        return BadParameter(field, absl::StrCat("JSON is nested deeper than ", kMaxDepth, " levels"));
+      }
+    } else if (text[i] == '}' || text[i] == ']') {
+      --depth;
+    }
+  }
+  Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object()) return BadParameter(field, "must be one JSON object");
+  return json;
+}
 
-Json MessageJson(const ChatMessage& message) {
+absl::StatusOr<Json> MessageJson(const ChatMessage& message, const std::string& field) {
   Json json = {{"role", message.role}, {"content", message.content}};
   if (message.reasoning_content) json["reasoning_content"] = *message.reasoning_content;
-  for (const ToolCall& call : message.tool_calls) {
+  for (size_t i = 0; i < message.tool_calls.size(); ++i) {
+    const ToolCall& call = message.tool_calls[i];
+    DFLASH_ASSIGN_OR_RETURN(
+        Json arguments,
+        ParseObject(call.arguments_json, absl::StrCat(field, ".tool_calls[", i, "].arguments_json")));
     json["tool_calls"].push_back(
-        {{"type", "function"},
-         {"function", {{"name", call.name}, {"arguments", ParseChecked(call.arguments_json)}}}});
+        {{"type", "function"}, {"function", {{"name", call.name}, {"arguments", std::move(arguments)}}}});
   }
   return json;
 }
@@ -49,9 +74,17 @@ absl::StatusOr<std::string> CheckpointPrompts::RenderChat(const ChatPrompt& chat
 
 absl::StatusOr<RenderedChat> CheckpointPrompts::Render(const ChatPrompt& chat) const {
   Json messages = Json::array();
-  for (const ChatMessage& message : chat.messages) messages.push_back(MessageJson(message));
+  for (size_t i = 0; i < chat.messages.size(); ++i) {
+    DFLASH_ASSIGN_OR_RETURN(Json message,
+                            MessageJson(chat.messages[i], absl::StrCat("chat.messages[", i, "]")));
+    messages.push_back(std::move(message));
+  }
   Json tools = nullptr;
-  for (const std::string& tool : chat.tools_json) tools.push_back(ParseChecked(tool));
+  for (size_t i = 0; i < chat.tools_json.size(); ++i) {
+    DFLASH_ASSIGN_OR_RETURN(Json tool,
+                            ParseObject(chat.tools_json[i], absl::StrCat("chat.tools_json[", i, "]")));
+    tools.push_back(std::move(tool));
+  }
   ChatOptions options;
   options.add_generation_prompt = chat.add_generation_prompt;
   options.enable_thinking = chat.enable_thinking;

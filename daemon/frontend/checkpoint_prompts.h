@@ -22,7 +22,8 @@ class CheckpointPrompts final : public PromptEncoder {
   absl::StatusOr<std::vector<int32_t>> EncodeText(const std::string& text) const override;
   // Added tokens that are spelt out in messages are letters; only the template's own count.
   absl::StatusOr<std::vector<int32_t>> EncodeChat(const ChatPrompt& chat) const override;
-  // The prompt's text. InvalidArgument, reason TEMPLATE_ERROR, as EncodeChat.
+  // The prompt's text. InvalidArgument: reason TEMPLATE_ERROR, as EncodeChat; tools or arguments of a call
+  // that are no JSON object, naming the field.
   absl::StatusOr<std::string> RenderChat(const ChatPrompt& chat) const;
 
   const Tokenizer& tokenizer() const { return tokenizer_; }

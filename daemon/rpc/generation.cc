@@ -1,10 +1,15 @@
 #include "daemon/rpc/generation.h"
 
+#include <grpcpp/server_context.h>
+
 #include <utility>
 #include <variant>
 
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "daemon/request/request_error.h"
 #include "daemon/rpc/grpc_status.h"
+#include "spdlog/spdlog.h"
 
 namespace dflash {
 
@@ -33,8 +38,9 @@ Generation::Generation(Dispatcher* dispatcher, RequestMetrics* metrics, StreamFa
       buffer_(options),
       timeline_(metrics, received) {}
 
-grpc::ServerWriteReactor<v1::GenerateResponse>* Generation::NewReactor() {
+grpc::ServerWriteReactor<v1::GenerateResponse>* Generation::NewReactor(grpc::CallbackServerContext* context) {
   absl::MutexLock lock(&mutex_);
+  context_ = context;
   reactor_ = new Reactor(shared_from_this());
   return reactor_;
 }
@@ -63,6 +69,7 @@ void Generation::Fail(const absl::Status& status) {
     if (end_) return;
     end_ = status;
     timeline_.OnFailed(absl::Now(), status);
+    LogEnd(absl::StatusCodeToString(status.code()));
     SendNext();
   }
   ended_callback_(*this, status);
@@ -126,6 +133,8 @@ void Generation::OnFinished(const FinishedOutput& finished) {
     if (end_) return;
     end_ = absl::OkStatus();
     timeline_.OnFinished(absl::Now(), finished);
+    LogEnd(absl::StrCat("finished, ", finished.accepted_tokens, " of ", finished.drafted_tokens,
+                        " drafts accepted in ", finished.rounds, " rounds"));
     buffer_.AddFinished(finished);
     SendNext();
   }
@@ -141,6 +150,32 @@ void Generation::OnWritten(bool) {
 void Generation::OnReactorDone() {
   absl::MutexLock lock(&mutex_);
   reactor_ = nullptr;
+}
+
+void Generation::LogEnd(const std::string& how) const {
+  // Refusals are left to the metrics: an overloaded server must not write a line for each.
+  if (!timeline_.started()) return;
+  spdlog::info("request {}: {} output tokens in {:.3f} s, {}", facts_.request_id, timeline_.output_tokens(),
+               absl::ToDoubleSeconds(timeline_.total_time()), how);
+}
+
+void Generation::CheckProgress(absl::Time now, absl::Duration limit) {
+  {
+    absl::MutexLock lock(&mutex_);
+    const bool waits_for_client = writing_ || finish_called_;
+    if (reactor_ == nullptr || !waits_for_client || now - last_call_ <= limit) return;
+    if (finish_called_ || end_.has_value()) {
+      // Nothing more will be said, but what has been said is not taken.
+      context_->TryCancel();
+      return;
+    }
+  }
+  const absl::Status reason =
+      WithDetails(absl::ResourceExhaustedError(absl::StrCat(
+                      "the client reads too slowly: it took nothing for ", absl::FormatDuration(limit))),
+                  {.reason = "SLOW_CONSUMER", .field = "", .retry_after = {}, .metadata = {}});
+  LetGo(reason);
+  Fail(reason);
 }
 
 // Writes the next event, or ends the stream when the last one has been written (at once when it failed).
@@ -160,12 +195,14 @@ void Generation::SendNext() {
             ToMessage(std::get<FinishedOutput>(*event), facts_, cached_tokens_, timeline_);
       }
       writing_ = true;
+      last_call_ = absl::Now();
       reactor_->StartWrite(&message_);
       return;
     }
   }
   if (!end_) return;
   finish_called_ = true;
+  last_call_ = absl::Now();
   reactor_->Finish(ToGrpcStatus(*end_));
 }
 

@@ -28,8 +28,8 @@ class Generation final : public OutputListener, public std::enable_shared_from_t
              const StreamBuffer::Options& options, absl::Time received, absl::Time deadline,
              std::function<void(const Generation&, const absl::Status&)> ended);
 
-  // The gRPC side. It deletes itself when gRPC is done with it; call once.
-  grpc::ServerWriteReactor<v1::GenerateResponse>* NewReactor();
+  // The gRPC side of the call of `context`. It deletes itself when gRPC is done with it; call once.
+  grpc::ServerWriteReactor<v1::GenerateResponse>* NewReactor(grpc::CallbackServerContext* context);
 
   // Queues the prepared request. Ends the stream with the error when it is not taken.
   void Submit(const GroupRequest& request);
@@ -37,6 +37,8 @@ class Generation final : public OutputListener, public std::enable_shared_from_t
   void Fail(const absl::Status& status);
   // The client asked, on another call.
   void Cancel();
+  // Cuts off a client that has taken nothing for `limit` although something is there; call it now and then.
+  void CheckProgress(absl::Time now, absl::Duration limit);
 
   void OnStarted(const StartedOutput& started) override;
   void OnTokens(StepOutput output) override;
@@ -51,6 +53,7 @@ class Generation final : public OutputListener, public std::enable_shared_from_t
   void OnClientGone();
   void OnWritten(bool ok);
   void OnReactorDone();
+  void LogEnd(const std::string& how) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Lets the dispatcher forget the request, if it has it.
   void LetGo(const absl::Status& reason);
   void SendNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -63,12 +66,14 @@ class Generation final : public OutputListener, public std::enable_shared_from_t
   absl::Mutex mutex_;
   StreamBuffer buffer_ ABSL_GUARDED_BY(mutex_);
   RequestTimeline timeline_ ABSL_GUARDED_BY(mutex_);
-  Reactor* reactor_ ABSL_GUARDED_BY(mutex_) = nullptr;  // null once gRPC is done
+  Reactor* reactor_ ABSL_GUARDED_BY(mutex_) = nullptr;                      // null once gRPC is done
+  grpc::CallbackServerContext* context_ ABSL_GUARDED_BY(mutex_) = nullptr;  // valid while reactor_ is
   std::optional<std::string> key_ ABSL_GUARDED_BY(mutex_);
   std::optional<absl::Status> end_ ABSL_GUARDED_BY(mutex_);  // how the stream ends, once that is known
   int64_t cached_tokens_ ABSL_GUARDED_BY(mutex_) = 0;
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool finish_called_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Time last_call_ ABSL_GUARDED_BY(mutex_);  // of StartWrite or Finish
   bool client_gone_ ABSL_GUARDED_BY(mutex_) = false;
   uint64_t next_seq_ ABSL_GUARDED_BY(mutex_) = 0;
   v1::GenerateResponse message_ ABSL_GUARDED_BY(mutex_);  // being written while writing_

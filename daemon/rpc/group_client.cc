@@ -61,6 +61,7 @@ class GroupClient::Impl final : public grpc::ClientBidiReactor<wire::ServeReques
       }
       events_->OnReady(group_, *info);
       heartbeats_ = std::thread([this] { Heartbeats(); });
+      AddHold();  // writes start outside of reactions; given back when the stream has broken
       StartRead(&incoming_);
       StartCall();
     });
@@ -97,7 +98,14 @@ class GroupClient::Impl final : public grpc::ClientBidiReactor<wire::ServeReques
 
  private:
   void OnReadDone(bool ok) override {
-    if (!ok) return;  // OnDone follows
+    if (!ok) {
+      {
+        absl::MutexLock lock(&mutex_);
+        broken_ = true;
+      }
+      RemoveHold();  // OnDone follows when the last write has
+      return;
+    }
     {
       absl::MutexLock lock(&mutex_);
       last_heard_ = absl::Now();
@@ -110,23 +118,20 @@ class GroupClient::Impl final : public grpc::ClientBidiReactor<wire::ServeReques
   void OnWriteDone(bool ok) override {
     absl::MutexLock lock(&mutex_);
     writing_ = false;
-    if (!ok) {
-      broken_ = true;
-      outgoing_.clear();
-      return;
-    }
     outgoing_.pop_front();
-    WriteNext();
+    // A write that fails means a broken stream, and so does the read under way.
+    if (ok && !broken_) WriteNext();
   }
 
   void OnDone(const grpc::Status& status) override {
+    bool silent;
     {
       absl::MutexLock lock(&mutex_);
-      broken_ = true;
-      if (silent_) {
-        return EndLocked(
-            absl::StrCat("the worker said nothing for ", absl::FormatDuration(options_.silence_limit)));
-      }
+      silent = silent_;
+    }
+    if (silent) {
+      options_.on_silence();
+      return End(absl::StrCat("the worker said nothing for ", absl::FormatDuration(options_.silence_limit)));
     }
     End(status.ok() ? "the worker ended the stream"
                     : absl::StrCat("the stream to the worker broke: ", status.error_message()));
@@ -211,7 +216,7 @@ class GroupClient::Impl final : public grpc::ClientBidiReactor<wire::ServeReques
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   bool serving_ ABSL_GUARDED_BY(mutex_) = false;
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
-  bool broken_ ABSL_GUARDED_BY(mutex_) = false;  // nothing more can be written
+  bool broken_ ABSL_GUARDED_BY(mutex_) = false;  // nothing more may be written
   bool silent_ ABSL_GUARDED_BY(mutex_) = false;
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
 };

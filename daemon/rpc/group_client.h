@@ -21,6 +21,7 @@ class GroupClient final : public Group {
     std::string build;    // of this program; the worker's must be the same
     absl::Duration heartbeat_period = absl::Milliseconds(500);
     absl::Duration silence_limit = absl::Seconds(5);  // a group that says nothing for so long is lost
+    std::function<void()> on_silence = [] {};         // called when that has happened, before OnLost
   };
 
   // Starts to connect and returns at once. `events` is not owned, must outlive the object, and hears OnLost

@@ -3,6 +3,7 @@
 #include <grpcpp/grpcpp.h>
 
 #include <algorithm>
+#include <atomic>
 #include <map>
 #include <random>
 #include <utility>
@@ -23,6 +24,8 @@ namespace dflash {
 namespace {
 
 constexpr char kServiceName[] = "dflash.v1.InferenceService";
+// Unary calls that wait for the text pool; generations there are bounded by the queue.
+constexpr int kMaxWaitingTexts = 256;
 
 // 64 random bits: seeds of requests that bring none, and ids. Never the same twice in practice; any thread.
 uint64_t RandomBits() {
@@ -68,6 +71,19 @@ class InferenceService::Impl final : public v1::InferenceService::CallbackServic
         metrics_(&exporter->server()),
         pool_(static_cast<size_t>(options_.text_threads)) {}
   ~Impl() override { pool_.join(); }
+
+  void Tick(absl::Time now) {
+    std::vector<std::shared_ptr<Generation>> generations;
+    {
+      absl::MutexLock lock(&mutex_);
+      std::erase_if(streams_, [](const std::weak_ptr<Generation>& stream) { return stream.expired(); });
+      for (const std::weak_ptr<Generation>& stream : streams_) {
+        if (std::shared_ptr<Generation> generation = stream.lock())
+          generations.push_back(std::move(generation));
+      }
+    }
+    for (const auto& generation : generations) generation->CheckProgress(now, options_.stall_limit);
+  }
 
   grpc::ServerWriteReactor<v1::GenerateResponse>* Generate(grpc::CallbackServerContext* context,
                                                            const v1::GenerateRequest* message) override;
@@ -186,8 +202,17 @@ class InferenceService::Impl final : public v1::InferenceService::CallbackServic
   template <typename Work>
   grpc::ServerUnaryReactor* ReplyLater(grpc::CallbackServerContext* context, const char* method, Work work) {
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    if (++waiting_texts_ > kMaxWaitingTexts) {
+      --waiting_texts_;
+      return Reply(context, method, [] {
+        return WithDetails(
+            absl::ResourceExhaustedError(absl::StrCat("at most ", kMaxWaitingTexts, " texts wait")),
+            {.reason = "QUEUE_FULL", .field = "", .retry_after = absl::Seconds(1), .metadata = {}});
+      });
+    }
     boost::asio::post(pool_, [this, reactor, method, work = std::move(work)] {
       const absl::Status status = work();
+      --waiting_texts_;
       CountCall(method, status);
       reactor->Finish(ToGrpcStatus(status));
     });
@@ -202,6 +227,8 @@ class InferenceService::Impl final : public v1::InferenceService::CallbackServic
   const absl::Time started_ = absl::Now();
   absl::Mutex mutex_;
   std::map<std::string, std::weak_ptr<Generation>> generations_ ABSL_GUARDED_BY(mutex_);  // by request id
+  std::vector<std::weak_ptr<Generation>> streams_ ABSL_GUARDED_BY(mutex_);  // until gRPC is done with them
+  std::atomic<int> waiting_texts_ = 0;
   boost::asio::thread_pool pool_;
 };
 
@@ -223,8 +250,10 @@ grpc::ServerWriteReactor<v1::GenerateResponse>* InferenceService::Impl::Generate
   facts.client_stop_ids.assign(message->stopping().token_ids().begin(),
                                message->stopping().token_ids().end());
   const std::string id = facts.request_id;
+  StreamBuffer::Options output = OutputOptionsOf(*message);
+  output.max_unsent_bytes = options_.max_unsent_bytes;
   auto generation = std::make_shared<Generation>(
-      dispatcher_, &metrics_, std::move(facts), OutputOptionsOf(*message), received, deadline,
+      dispatcher_, &metrics_, std::move(facts), output, received, deadline,
       [this](const Generation& ended, const absl::Status& status) {
         CountCall("Generate", status);
         absl::MutexLock lock(&mutex_);
@@ -234,7 +263,11 @@ grpc::ServerWriteReactor<v1::GenerateResponse>* InferenceService::Impl::Generate
           generations_.erase(found);
         }
       });
-  grpc::ServerWriteReactor<v1::GenerateResponse>* reactor = generation->NewReactor();
+  grpc::ServerWriteReactor<v1::GenerateResponse>* reactor = generation->NewReactor(context);
+  {
+    absl::MutexLock lock(&mutex_);
+    streams_.push_back(generation);
+  }
   const auto accept = [&]() -> absl::StatusOr<GroupInfo> {
     if (!request.ok()) return request.status();
     request->id = id;
@@ -330,6 +363,7 @@ InferenceService::InferenceService(Options options, Dispatcher* dispatcher, cons
                                    Exporter* exporter)
     : impl_(std::make_unique<Impl>(std::move(options), dispatcher, prompts, exporter)) {}
 InferenceService::~InferenceService() = default;
+void InferenceService::Tick(absl::Time now) { impl_->Tick(now); }
 grpc::Service* InferenceService::service() { return impl_.get(); }
 
 }  // namespace dflash

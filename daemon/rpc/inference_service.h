@@ -26,6 +26,8 @@ class InferenceService {
     absl::Duration default_deadline = absl::Seconds(600);
     absl::Duration max_deadline = absl::Seconds(3600);
     int text_threads = 2;
+    size_t max_unsent_bytes = 256 << 10;             // of one stream, before its client counts as too slow
+    absl::Duration stall_limit = absl::Seconds(30);  // a client that takes nothing for so long is cut off
   };
 
   // Nothing is owned; all must outlive the service.
@@ -33,6 +35,9 @@ class InferenceService {
                    Exporter* exporter);
   // After the gRPC server has been shut down.
   ~InferenceService();
+
+  // Cuts off clients that do not read; call it now and then, from one thread.
+  void Tick(absl::Time now);
 
   // To be registered with a server.
   grpc::Service* service();

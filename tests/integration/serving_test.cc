@@ -253,7 +253,7 @@ TEST(LossTest, AKilledWorkerIsReportedAtOnce) {
   EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE) << ctl::Describe(status);
   EXPECT_THAT(ctl::Describe(status), HasSubstr("WORKER_LOST"));
   // From the end of the process or of its connection, not from missing heartbeats.
-  EXPECT_THAT(ctl::Describe(status), Not(HasSubstr("nothing heard")));
+  EXPECT_THAT(ctl::Describe(status), Not(HasSubstr("said nothing")));
 
   const auto health = grpc::health::v1::Health::NewStub(server.channel());
   EXPECT_TRUE(PollUntil([&] {
@@ -274,6 +274,23 @@ TEST(LossTest, AKilledWorkerIsReportedAtOnce) {
             grpc::StatusCode::UNAVAILABLE);
   EXPECT_TRUE(server.process().WaitForLine("signal 9").has_value());
   EXPECT_EQ(server.Dflashctl({"status"}).exit_code, ctl::kServerError);
+}
+
+TEST(LossTest, AStoppedWorkerIsLostAndKilled) {
+  Server server;
+  ASSERT_NE(server.channel(), nullptr);
+  const int worker = server.Load().groups(0).leader_pid();
+  OpenStream stream(server.stub(), EndlessRequest());
+  ASSERT_TRUE(stream.ReadFirstTokens());
+  ASSERT_GT(worker, 1);
+  ASSERT_EQ(kill(worker, SIGSTOP), 0);
+  const grpc::Status status = stream.Finish();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE) << ctl::Describe(status);
+  EXPECT_THAT(ctl::Describe(status), HasSubstr("said nothing for 5s"));
+  EXPECT_TRUE(PollUntil([&] { return kill(worker, 0) != 0; })) << "it is left over";
+  EXPECT_THAT(server.Load().detail(), HasSubstr("said nothing for 5s"))
+      << "the kill was ours and explains nothing";
+  EXPECT_EQ(HttpGet(server.ops_address(), "/livez"), "") << "only a new process can serve again";
 }
 
 TEST(ShutdownTest, TermEndsTheDaemonAndItsWorker) {
