@@ -51,7 +51,8 @@ Json SpecialTokensOf(const JsonValue& config) {
   return tokens;
 }
 
-// The text of a message's content: templates differ in whether they can walk parts, so they all get one string.
+// The text of a message's content: templates differ in whether they can walk parts, so they all get one
+// string.
 absl::StatusOr<std::string> JoinParts(const Json& parts, const std::string& field) {
   std::string text;
   for (size_t i = 0; i < parts.size(); ++i) {
@@ -60,9 +61,8 @@ absl::StatusOr<std::string> JoinParts(const Json& parts, const std::string& fiel
     const auto type = parts[i].find("type");
     if (type == parts[i].end() || !type->is_string()) return Invalid(part + ".type", "must be a string");
     if (*type != "text") {
-      return Invalid(part + ".type",
-                     absl::StrCat("\"", Printable(type->get_ref<const std::string&>()),
-                                  "\" is not supported, this server takes text only"));
+      return Invalid(part + ".type", absl::StrCat("\"", Printable(type->get_ref<const std::string&>()),
+                                                  "\" is not supported, this server takes text only"));
     }
     const auto value = parts[i].find("text");
     if (value == parts[i].end() || !value->is_string()) return Invalid(part + ".text", "must be a string");
@@ -110,7 +110,9 @@ absl::StatusOr<Json> CheckMessages(const Json& messages) {
     }
     const auto content = message.find("content");
     if (content == message.end() || content->is_null()) {
+      // With calls there is often none. Some templates would print None, others fail.
       if (*role != "assistant") return Invalid(field + ".content", "missing");
+      message["content"] = "";
     } else if (content->is_array()) {
       DFLASH_ASSIGN_OR_RETURN(*content, JoinParts(*content, field + ".content"));
     } else if (!content->is_string()) {

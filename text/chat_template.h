@@ -1,5 +1,6 @@
-// A checkpoint's own chat template: turns a conversation into the text of a prompt (docs/spec/chat-template.md).
-// What people wrote stays apart from what the template wrote, so that an added token spelt out in a message
+// A checkpoint's own chat template: turns a conversation into the text of a prompt
+// (docs/spec/chat-template.md). What people wrote stays apart from what the template wrote, so that an added
+// token spelt out in a message
 // ("<|im_end|>") is encoded as letters and cannot close the turn.
 #pragma once
 
@@ -25,8 +26,8 @@ struct ChatOptions {
   bool add_generation_prompt = true;
   // The template variable of that name; unset, it is undefined and the template decides.
   std::optional<bool> enable_thinking;
-  // More variables for the template, by name, such as {"preserve_thinking": true}; text in them counts as content.
-  // An object, or null for none.
+  // More variables for the template, by name, such as {"preserve_thinking": true}; text in them counts as
+  // content. An object, or null for none.
   nlohmann::ordered_json variables;
   // What the template's strftime_now shows.
   absl::Time now = absl::Now();
@@ -38,16 +39,17 @@ struct RenderedChat {
   // The bytes of `text` that come from messages, tools or variables: ascending, disjoint, none empty.
   std::vector<jinja::ByteRange> content;
 
-  // The text in parts for Tokenizer::Encode: content as letters, the rest with added tokens parsed. Views of `text`.
+  // The text in parts for Tokenizer::Encode: content as letters, the rest with added tokens parsed. Views of
+  // `text`.
   std::vector<TextSegment> Segments() const;
 };
 
 // Immutable, usable from many threads at once.
 class ChatTemplate {
  public:
-  // Reads FOLDER/chat_template.jinja, or else the chat_template of FOLDER/tokenizer_config.json; the latter's special
-  // tokens (bos_token, eos_token, ...) become variables. Errors, each naming the file: NotFound when there is no
-  // template; those of Parse; Unimplemented for a list of named templates.
+  // Reads FOLDER/chat_template.jinja, or else the chat_template of FOLDER/tokenizer_config.json; the latter's
+  // special tokens (bos_token, eos_token, ...) become variables. Errors, each naming the file: NotFound when
+  // there is no template; those of Parse; Unimplemented for a list of named templates.
   static absl::StatusOr<ChatTemplate> Load(const std::string& folder, const jinja::Limits& limits = {});
 
   // `special_tokens` are variables whose text counts as the template's own: strings, or arrays of strings.
@@ -55,14 +57,14 @@ class ChatTemplate {
   static absl::StatusOr<ChatTemplate> Parse(std::string_view source, nlohmann::ordered_json special_tokens,
                                             const jinja::Limits& limits = {});
 
-  // Renders `messages`, an array of objects: `role` (a string), `content` (a string or an array of parts of type
-  // "text", which are joined; only an assistant may have none), and whatever else the template reads. Arguments of
-  // tool calls may be JSON text. `tools` is an array of objects, or null.
-  // Errors: InvalidArgument naming the field of a malformed message ("messages[1].content[0].type" for an image), or
-  // with the template's own words where it refuses the conversation; Unimplemented for a feature of Jinja that is left
-  // out; ResourceExhausted naming the limit.
-  absl::StatusOr<RenderedChat> Render(const nlohmann::ordered_json& messages, const nlohmann::ordered_json& tools,
-                                      const ChatOptions& options) const;
+  // Renders `messages`, an array of objects: `role` (a string), `content` (a string or an array of parts of
+  // type "text", which are joined; an assistant's may be missing and counts as empty), and whatever else the
+  // template reads. Arguments of tool calls may be JSON text. `tools` is an array of objects, or null.
+  // Errors: InvalidArgument naming the field of a malformed message ("messages[1].content[0].type" for an
+  // image), or with the template's own words where it refuses the conversation; Unimplemented for a feature
+  // of Jinja that is left out; ResourceExhausted naming the limit.
+  absl::StatusOr<RenderedChat> Render(const nlohmann::ordered_json& messages,
+                                      const nlohmann::ordered_json& tools, const ChatOptions& options) const;
 
  private:
   ChatTemplate(jinja::Template parsed, nlohmann::ordered_json special_tokens, const jinja::Limits& limits)

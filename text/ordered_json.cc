@@ -41,8 +41,8 @@ class BoundsChecker : public nlohmann::json_sax<Json> {
     // "[json.exception.parse_error.101] parse error at line 1, column 2: ..."
     const std::string what = error.what();
     const size_t tag_end = what.find("] ");
-    return Fail(absl::StrCat("not JSON (byte ", position, "): ",
-                             tag_end == std::string::npos ? what : what.substr(tag_end + 2)));
+    return Fail(absl::StrCat("not JSON (byte ", position,
+                             "): ", tag_end == std::string::npos ? what : what.substr(tag_end + 2)));
   }
 
  private:

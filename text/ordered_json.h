@@ -10,8 +10,8 @@ namespace dflash {
 
 struct OrderedJsonLimits {
   size_t max_bytes = size_t{4} << 20;
-  size_t max_depth = 128;   // nested arrays and objects
-  size_t max_keys = 1024;   // of one object: ordered_json looks each new key up in turn
+  size_t max_depth = 128;  // nested arrays and objects
+  size_t max_keys = 1024;  // of one object: ordered_json looks each new key up in turn
 };
 
 // Parses one JSON document (RFC 8259). Of a key that occurs twice the last value counts, as in Python.

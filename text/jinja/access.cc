@@ -14,17 +14,20 @@ namespace dflash::jinja {
 namespace {
 
 constexpr std::array<std::string_view, 47> kTextMethods = {
-    "capitalize", "casefold",   "center",       "count",        "encode",    "endswith",   "expandtabs", "find",
-    "format",     "format_map", "index",        "isalnum",      "isalpha",   "isascii",    "isdecimal",  "isdigit",
-    "isidentifier", "islower",  "isnumeric",    "isprintable",  "isspace",   "istitle",    "isupper",    "join",
-    "ljust",      "lower",      "lstrip",       "maketrans",    "partition", "removeprefix", "removesuffix", "replace",
-    "rfind",      "rindex",     "rjust",        "rpartition",   "rsplit",    "rstrip",     "split",      "splitlines",
-    "startswith", "strip",      "swapcase",     "title",        "translate", "upper",      "zfill"};
-constexpr std::array<std::string_view, 6> kDictMethods = {"copy", "fromkeys", "get", "items", "keys", "values"};
+    "capitalize", "casefold",     "center",       "count",   "encode",     "endswith",    "expandtabs",
+    "find",       "format",       "format_map",   "index",   "isalnum",    "isalpha",     "isascii",
+    "isdecimal",  "isdigit",      "isidentifier", "islower", "isnumeric",  "isprintable", "isspace",
+    "istitle",    "isupper",      "join",         "ljust",   "lower",      "lstrip",      "maketrans",
+    "partition",  "removeprefix", "removesuffix", "replace", "rfind",      "rindex",      "rjust",
+    "rpartition", "rsplit",       "rstrip",       "split",   "splitlines", "startswith",  "strip",
+    "swapcase",   "title",        "translate",    "upper",   "zfill"};
+constexpr std::array<std::string_view, 6> kDictMethods = {"copy",  "fromkeys", "get",
+                                                          "items", "keys",     "values"};
 constexpr std::array<std::string_view, 5> kListMethods = {"clear", "copy", "count", "index", "pop"};
 constexpr std::array<std::string_view, 2> kTupleMethods = {"count", "index"};
 constexpr std::array<std::string_view, 5> kDictChangers = {"clear", "pop", "popitem", "setdefault", "update"};
-constexpr std::array<std::string_view, 6> kListChangers = {"append", "extend", "insert", "remove", "reverse", "sort"};
+constexpr std::array<std::string_view, 6> kListChangers = {"append", "extend",  "insert",
+                                                           "remove", "reverse", "sort"};
 
 template <size_t kSize>
 bool Has(const std::array<std::string_view, kSize>& names, std::string_view name) {
@@ -49,7 +52,8 @@ bool HasMethod(const Value& object, std::string_view name) {
 bool IsUnsafe(const Value& object, std::string_view name) {
   if (name.size() > 4 && name.starts_with("__") && name.ends_with("__")) return true;
   if (object.As<Namespace*>() != nullptr) return name.starts_with("_");
-  return (object.AsDict() != nullptr && Has(kDictChangers, name)) || (IsList(object) && Has(kListChangers, name));
+  return (object.AsDict() != nullptr && Has(kDictChangers, name)) ||
+         (IsList(object) && Has(kListChangers, name));
 }
 
 std::string Describe(const Value& object) {
@@ -72,7 +76,8 @@ absl::StatusOr<Value> LoopAttribute(const Loop& loop, std::string_view name) {
     return index > 0 ? loop.items->items[loop.index - 1] : Value::MakeUndefined("there is no previous item");
   }
   if (name == "nextitem") {
-    return index + 1 < count ? loop.items->items[loop.index + 1] : Value::MakeUndefined("there is no next item");
+    return index + 1 < count ? loop.items->items[loop.index + 1]
+                             : Value::MakeUndefined("there is no next item");
   }
   if (name == "cycle" || name == "changed") {
     return absl::UnimplementedError(absl::StrCat("loop.", View(name), " is not supported"));
@@ -81,10 +86,11 @@ absl::StatusOr<Value> LoopAttribute(const Loop& loop, std::string_view name) {
 }
 
 // What Python's getattr finds, or nothing.
-absl::StatusOr<std::optional<Value>> FindAttribute(Runtime& runtime, const Value& object, std::string_view name) {
+absl::StatusOr<std::optional<Value>> FindAttribute(Runtime& runtime, const Value& object,
+                                                   std::string_view name) {
   if (IsUnsafe(object, name)) {
-    return Value::MakeUndefined(absl::StrCat("access to attribute '", View(name), "' of '", TypeName(object),
-                                             "' object is unsafe."));
+    return Value::MakeUndefined(
+        absl::StrCat("access to attribute '", View(name), "' of '", TypeName(object), "' object is unsafe."));
   }
   if (const auto* loop = object.As<std::shared_ptr<Loop>>()) return LoopAttribute(**loop, name);
   if (const auto* attributes = object.As<Namespace*>()) {
@@ -102,9 +108,9 @@ Value NoAttribute(const Value& object, std::string_view name) {
 
 Value NoElement(const Value& object, const Value& key) {
   const std::optional<int64_t> index = AsInteger(key);
-  return Value::MakeUndefined(absl::StrCat(Describe(object), " has no element ",
-                                           index.has_value() ? std::to_string(*index)
-                                                             : absl::StrCat("of key type ", TypeName(key))));
+  return Value::MakeUndefined(
+      absl::StrCat(Describe(object), " has no element ",
+                   index.has_value() ? std::to_string(*index) : absl::StrCat("of key type ", TypeName(key))));
 }
 
 // Byte offsets of the characters, and the size at the end.
@@ -189,7 +195,8 @@ absl::StatusOr<Value> GetSlice(Runtime& runtime, const Value& object, const Valu
       return RenderError("slice indices must be integers or None, not ", TypeName(*bound));
     }
   }
-  const auto size = static_cast<int64_t>(text != nullptr ? text->code_points() : object.AsSequence()->items.size());
+  const auto size =
+      static_cast<int64_t>(text != nullptr ? text->code_points() : object.AsSequence()->items.size());
   // A stride beyond the size takes one item, however large it is.
   const int64_t stride = std::clamp(AsInteger(step).value_or(1), -size - 1, size + 1);
   if (stride == 0) return RenderError("slice step cannot be zero");
@@ -215,7 +222,8 @@ absl::StatusOr<Value> GetSlice(Runtime& runtime, const Value& object, const Valu
   DFLASH_RETURN_IF_ERROR(runtime.Charge(text->code_points()));
   const std::vector<size_t> offsets = Boundaries(*text);
   if (stride == 1) {
-    return Value(text->Substring(offsets[static_cast<size_t>(first)], offsets[static_cast<size_t>(std::max(first, end))]));
+    return Value(text->Substring(offsets[static_cast<size_t>(first)],
+                                 offsets[static_cast<size_t>(std::max(first, end))]));
   }
   MarkedTextBuilder builder;
   for (int64_t i = first; stride > 0 ? i < end : i > end; i += stride) {
@@ -227,7 +235,8 @@ absl::StatusOr<Value> GetSlice(Runtime& runtime, const Value& object, const Valu
 absl::StatusOr<std::shared_ptr<const Sequence>> Iterate(Runtime& runtime, const Value& value) {
   if (const auto* sequence = value.As<std::shared_ptr<const Sequence>>()) {
     if ((*sequence)->kind != Sequence::Kind::kIterator) return *sequence;
-    const auto consumed = static_cast<std::ptrdiff_t>(std::exchange((*sequence)->position, (*sequence)->items.size()));
+    const auto consumed =
+        static_cast<std::ptrdiff_t>(std::exchange((*sequence)->position, (*sequence)->items.size()));
     if (consumed == 0) return *sequence;
     auto rest = std::make_shared<Sequence>();
     rest->items.assign((*sequence)->items.begin() + consumed, (*sequence)->items.end());
@@ -240,7 +249,8 @@ absl::StatusOr<std::shared_ptr<const Sequence>> Iterate(Runtime& runtime, const 
     // A string of its own for each character: weighed by the memory that it takes.
     DFLASH_RETURN_IF_ERROR(runtime.Charge(16 * text->code_points()));
     const std::vector<size_t> offsets = Boundaries(*text);
-    for (size_t i = 0; i + 1 < offsets.size(); ++i) items->items.emplace_back(text->Substring(offsets[i], offsets[i + 1]));
+    for (size_t i = 0; i + 1 < offsets.size(); ++i)
+      items->items.emplace_back(text->Substring(offsets[i], offsets[i + 1]));
   } else if (const Dict* dict = value.AsDict()) {
     DFLASH_RETURN_IF_ERROR(runtime.Charge(dict->items.size()));
     for (const auto& item : dict->items) items->items.push_back(item.first);
@@ -251,17 +261,20 @@ absl::StatusOr<std::shared_ptr<const Sequence>> Iterate(Runtime& runtime, const 
 }
 
 bool IsIterable(const Value& value) {
-  return value.IsUndefined() || value.AsText() != nullptr || value.AsSequence() != nullptr || value.AsDict() != nullptr;
+  return value.IsUndefined() || value.AsText() != nullptr || value.AsSequence() != nullptr ||
+         value.AsDict() != nullptr;
 }
 
 absl::StatusOr<int64_t> Length(const Value& value) {
   if (value.IsUndefined()) return 0;
   if (const MarkedText* text = value.AsText()) return static_cast<int64_t>(text->code_points());
   if (const Dict* dict = value.AsDict()) return static_cast<int64_t>(dict->items.size());
-  if (const Sequence* sequence = value.AsSequence(); sequence != nullptr && sequence->kind != Sequence::Kind::kIterator) {
+  if (const Sequence* sequence = value.AsSequence();
+      sequence != nullptr && sequence->kind != Sequence::Kind::kIterator) {
     return static_cast<int64_t>(sequence->items.size());
   }
-  if (const auto* loop = value.As<std::shared_ptr<Loop>>()) return static_cast<int64_t>((*loop)->items->items.size());
+  if (const auto* loop = value.As<std::shared_ptr<Loop>>())
+    return static_cast<int64_t>((*loop)->items->items.size());
   return RenderError("a value of type ", TypeName(value), " has no length");
 }
 

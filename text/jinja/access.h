@@ -13,8 +13,8 @@
 
 namespace dflash::jinja {
 
-// `object.name`: a method or attribute, else the item of that name, else undefined. Methods that would change a list
-// or a dict, and private attributes, are undefined with a message that says so, as in Jinja's sandbox.
+// `object.name`: a method or attribute, else the item of that name, else undefined. Methods that would change
+// a list or a dict, and private attributes, are undefined with a message that says so, as in Jinja's sandbox.
 absl::StatusOr<Value> GetAttribute(Runtime& runtime, const Value& object, std::string_view name);
 
 // `object[key]`: the item, else the attribute of that name, else undefined.

@@ -82,15 +82,15 @@ struct Comparison {  // a < b <= c
 struct Concatenation {  // a ~ b ~ c
   std::vector<ExpressionPtr> parts;
 };
-struct Conditional {  // then if test else otherwise
+struct Conditional {                    // then if test else otherwise
   ExpressionPtr test, then, otherwise;  // otherwise may be null
 };
 
 struct Expression {
   int line;
   int depth;  // 1 + the deepest operand; bounded by Limits::max_nesting
-  std::variant<Constant, Name, SequenceDisplay, DictDisplay, AttributeAccess, ItemAccess, SliceAccess, Call, FilterCall,
-               TestCall, Unary, Binary, Logical, Comparison, Concatenation, Conditional>
+  std::variant<Constant, Name, SequenceDisplay, DictDisplay, AttributeAccess, ItemAccess, SliceAccess, Call,
+               FilterCall, TestCall, Unary, Binary, Logical, Comparison, Concatenation, Conditional>
       node;
 };
 

@@ -29,8 +29,8 @@ absl::StatusOr<Value> Range(Runtime& runtime, const Arguments& arguments) {
     if (!number.has_value()) return RenderError("range() needs integers, got ", TypeName(*bound[i]));
     numbers[i] = *number;
   }
-  const auto [start, stop, step] =
-      bound[1].has_value() ? std::array{numbers[0], numbers[1], numbers[2]} : std::array{int64_t{0}, numbers[0], int64_t{1}};
+  const auto [start, stop, step] = bound[1].has_value() ? std::array{numbers[0], numbers[1], numbers[2]}
+                                                        : std::array{int64_t{0}, numbers[0], int64_t{1}};
   if (step == 0) return RenderError("range() step must not be zero");
   auto range = std::make_shared<Sequence>();
   range->kind = Sequence::Kind::kRange;
@@ -42,18 +42,22 @@ absl::StatusOr<Value> Range(Runtime& runtime, const Arguments& arguments) {
     if (__builtin_add_overflow(i, step, &i)) break;
   }
   DFLASH_RETURN_IF_ERROR(runtime.Charge(range->items.size()));
-  range->range_repr = absl::StrCat("range(", start, ", ", stop, step == 1 ? "" : absl::StrCat(", ", step), ")");
+  range->range_repr =
+      absl::StrCat("range(", start, ", ", stop, step == 1 ? "" : absl::StrCat(", ", step), ")");
   return Value(std::shared_ptr<const Sequence>(std::move(range)));
 }
 
 // The arguments of dict(): a mapping or pairs, then keywords.
 absl::StatusOr<std::vector<std::pair<Value, Value>>> Pairs(Runtime& runtime, std::string_view function,
-                                                          const Arguments& arguments) {
-  if (arguments.positional.size() > 1) return RenderError(View(function), "() takes at most 1 positional argument");
+                                                           const Arguments& arguments) {
+  if (arguments.positional.size() > 1)
+    return RenderError(View(function), "() takes at most 1 positional argument");
   std::vector<std::pair<Value, Value>> pairs;
   const auto assign = [&](const Value& key, const Value& value) -> absl::Status {
     DFLASH_RETURN_IF_ERROR(runtime.Charge(1 + pairs.size() / 8));
-    if (!IsKey(key)) return absl::UnimplementedError(absl::StrCat("a dict key of type ", TypeName(key), " is not supported"));
+    if (!IsKey(key))
+      return absl::UnimplementedError(
+          absl::StrCat("a dict key of type ", TypeName(key), " is not supported"));
     for (auto& pair : pairs) {
       if (!SameKey(pair.first, key)) continue;
       pair.second = value;
@@ -76,7 +80,8 @@ absl::StatusOr<std::vector<std::pair<Value, Value>>> Pairs(Runtime& runtime, std
       }
     }
   }
-  for (const auto& [name, value] : arguments.keyword) DFLASH_RETURN_IF_ERROR(assign(Value::Text(name), value));
+  for (const auto& [name, value] : arguments.keyword)
+    DFLASH_RETURN_IF_ERROR(assign(Value::Text(name), value));
   return pairs;
 }
 
@@ -111,11 +116,12 @@ absl::StatusOr<Value> StrftimeNow(Runtime& runtime, const Arguments& arguments) 
 }  // namespace
 
 absl::StatusOr<std::optional<Value>> FindBuiltin(std::string_view name) {
-  static constexpr std::pair<std::string_view, Builtin> kBuiltins[] = {{"range", Builtin::kRange},
-                                                                       {"dict", Builtin::kDict},
-                                                                       {"namespace", Builtin::kNamespace},
-                                                                       {"raise_exception", Builtin::kRaiseException},
-                                                                       {"strftime_now", Builtin::kStrftimeNow}};
+  static constexpr std::pair<std::string_view, Builtin> kBuiltins[] = {
+      {"range", Builtin::kRange},
+      {"dict", Builtin::kDict},
+      {"namespace", Builtin::kNamespace},
+      {"raise_exception", Builtin::kRaiseException},
+      {"strftime_now", Builtin::kStrftimeNow}};
   for (const auto& [builtin_name, builtin] : kBuiltins) {
     if (builtin_name == name) return Value(builtin);
   }
@@ -127,18 +133,21 @@ absl::StatusOr<std::optional<Value>> FindBuiltin(std::string_view name) {
 
 absl::StatusOr<Value> CallBuiltin(Runtime& runtime, Builtin builtin, const Arguments& arguments) {
   switch (builtin) {
-    case Builtin::kRange: return Range(runtime, arguments);
+    case Builtin::kRange:
+      return Range(runtime, arguments);
     case Builtin::kDict: {
       DFLASH_ASSIGN_OR_RETURN(auto pairs, Pairs(runtime, "dict", arguments));
       return runtime.NewDict(std::move(pairs));
     }
-    case Builtin::kNamespace: return MakeNamespace(runtime, arguments);
+    case Builtin::kNamespace:
+      return MakeNamespace(runtime, arguments);
     case Builtin::kRaiseException: {
       DFLASH_ASSIGN_OR_RETURN(const Bound bound, Bind("raise_exception", {"message"}, 1, arguments));
       DFLASH_ASSIGN_OR_RETURN(const MarkedText message, ToText(runtime, *bound[0]));
       return RenderError(View(message.bytes()));
     }
-    case Builtin::kStrftimeNow: return StrftimeNow(runtime, arguments);
+    case Builtin::kStrftimeNow:
+      return StrftimeNow(runtime, arguments);
   }
   return absl::InternalError("a builtin function without implementation");
 }

@@ -1,4 +1,5 @@
-// Templates of one language feature each, as answered by Jinja2 itself (tools/vectors/make-chat-template-vectors.py).
+// Templates of one language feature each, as answered by Jinja2 itself
+// (tools/vectors/make-chat-template-vectors.py).
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -55,7 +56,8 @@ TEST(JinjaConformanceTest, AnswersLikeJinja2) {
         EXPECT_FALSE(result.ok()) << (result.ok() ? result->bytes() : "") << "\nexpected: " << vector;
         EXPECT_EQ(result.status().message().substr(0, 5), "line ") << result.status();
         if (vector.contains("raises")) {
-          EXPECT_NE(result.status().message().find(vector["raises"].get<std::string>()), absl::string_view::npos)
+          EXPECT_NE(result.status().message().find(vector["raises"].get<std::string>()),
+                    absl::string_view::npos)
               << result.status();
         }
         ++refused;

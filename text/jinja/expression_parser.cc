@@ -45,7 +45,8 @@ absl::StatusOr<ExpressionPtr> ExpressionParser::ParseTuple(bool with_conditional
   const int line = tokens_.Current().line;
   std::vector<ExpressionPtr> items;
   bool is_tuple = false;
-  while (!(tokens_.Current().kind == Kind::kVariableEnd || tokens_.Current().kind == Kind::kBlockEnd || tokens_.AtOperator(")"))) {
+  while (!(tokens_.Current().kind == Kind::kVariableEnd || tokens_.Current().kind == Kind::kBlockEnd ||
+           tokens_.AtOperator(")"))) {
     DFLASH_ASSIGN_OR_RETURN(ExpressionPtr item, with_conditional ? ParseExpression() : ParseOr());
     items.push_back(std::move(item));
     if (!tokens_.SkipOperator(",")) break;
@@ -109,9 +110,9 @@ absl::StatusOr<ExpressionPtr> ExpressionParser::ParseNot() {
 
 std::optional<CompareOperator> ExpressionParser::TakeCompareOperator() {
   static constexpr std::pair<std::string_view, CompareOperator> kOperators[] = {
-      {"==", CompareOperator::kEqual},      {"!=", CompareOperator::kNotEqual}, {"<", CompareOperator::kLess},
-      {"<=", CompareOperator::kLessEqual},  {">", CompareOperator::kGreater},
-      {">=", CompareOperator::kGreaterEqual}};
+      {"==", CompareOperator::kEqual},  {"!=", CompareOperator::kNotEqual},
+      {"<", CompareOperator::kLess},    {"<=", CompareOperator::kLessEqual},
+      {">", CompareOperator::kGreater}, {">=", CompareOperator::kGreaterEqual}};
   for (const auto& [text, op] : kOperators) {
     if (tokens_.SkipOperator(text)) return op;
   }
@@ -176,7 +177,8 @@ absl::StatusOr<ExpressionPtr> ExpressionParser::ParseProduct() {
     const int line = tokens_.Take().line;
     DFLASH_ASSIGN_OR_RETURN(ExpressionPtr right, ParsePower());
     const int depth = Deepest(left, right);
-    DFLASH_ASSIGN_OR_RETURN(left, Make(line, depth, Binary{found->second, std::move(left), std::move(right)}));
+    DFLASH_ASSIGN_OR_RETURN(left,
+                            Make(line, depth, Binary{found->second, std::move(left), std::move(right)}));
   }
 }
 
@@ -186,7 +188,8 @@ absl::StatusOr<ExpressionPtr> ExpressionParser::ParsePower() {
     const int line = tokens_.Take().line;
     DFLASH_ASSIGN_OR_RETURN(ExpressionPtr right, ParseUnary(/*with_filters=*/true));
     const int depth = Deepest(left, right);
-    DFLASH_ASSIGN_OR_RETURN(left, Make(line, depth, Binary{BinaryOperator::kPower, std::move(left), std::move(right)}));
+    DFLASH_ASSIGN_OR_RETURN(
+        left, Make(line, depth, Binary{BinaryOperator::kPower, std::move(left), std::move(right)}));
   }
   return left;
 }
@@ -233,14 +236,18 @@ absl::StatusOr<ExpressionPtr> ExpressionParser::ParsePrimary() {
       return Make(token.line, 0, Name{token.text});
     case Kind::kString: {
       std::string text;
-      while (tokens_.Current().kind == Kind::kString) text += tokens_.Take().text;  // adjacent strings are one
+      while (tokens_.Current().kind == Kind::kString)
+        text += tokens_.Take().text;  // adjacent strings are one
       return Make(token.line, 0, Constant{Value::Text(text)});
     }
-    case Kind::kInteger: return Make(token.line, 0, Constant{Value(tokens_.Take().integer)});
-    case Kind::kFloat: return Make(token.line, 0, Constant{Value(tokens_.Take().number)});
+    case Kind::kInteger:
+      return Make(token.line, 0, Constant{Value(tokens_.Take().integer)});
+    case Kind::kFloat:
+      return Make(token.line, 0, Constant{Value(tokens_.Take().number)});
     case Kind::kOperator:
       if (tokens_.SkipOperator("(")) {
-        DFLASH_ASSIGN_OR_RETURN(ExpressionPtr tuple, ParseTuple(/*with_conditional=*/true, /*in_parentheses=*/true));
+        DFLASH_ASSIGN_OR_RETURN(ExpressionPtr tuple,
+                                ParseTuple(/*with_conditional=*/true, /*in_parentheses=*/true));
         DFLASH_RETURN_IF_ERROR(tokens_.ExpectOperator(")"));
         return tuple;
       }
@@ -252,7 +259,8 @@ absl::StatusOr<ExpressionPtr> ExpressionParser::ParsePrimary() {
     case Kind::kBlockEnd:
     case Kind::kVariableBegin:
     case Kind::kVariableEnd:
-    case Kind::kEnd: break;
+    case Kind::kEnd:
+      break;
   }
   return tokens_.Unexpected("an expression");
 }
@@ -292,7 +300,8 @@ absl::StatusOr<ExpressionPtr> ExpressionParser::ParsePostfix(ExpressionPtr objec
       const int line = tokens_.Take().line;
       const int depth = Deepest(object);
       if (tokens_.Current().kind == Kind::kName) {
-        DFLASH_ASSIGN_OR_RETURN(object, Make(line, depth, AttributeAccess{std::move(object), tokens_.Take().text}));
+        DFLASH_ASSIGN_OR_RETURN(object,
+                                Make(line, depth, AttributeAccess{std::move(object), tokens_.Take().text}));
       } else if (tokens_.Current().kind == Kind::kInteger) {
         DFLASH_ASSIGN_OR_RETURN(ExpressionPtr key, Make(line, 0, Constant{Value(tokens_.Take().integer)}));
         DFLASH_ASSIGN_OR_RETURN(object, Make(line, depth, ItemAccess{std::move(object), std::move(key)}));
@@ -322,12 +331,15 @@ absl::StatusOr<ExpressionPtr> ExpressionParser::ParseSubscript(ExpressionPtr obj
     if (at_bound_end()) continue;
     DFLASH_ASSIGN_OR_RETURN(bounds[i], ParseExpression());
   }
-  if (tokens_.AtOperator(",")) return TokenStream::Unsupported(line, "a subscript of several indices is not supported");
+  if (tokens_.AtOperator(","))
+    return TokenStream::Unsupported(line, "a subscript of several indices is not supported");
   if (!is_slice && bounds[0] == nullptr) return tokens_.Unexpected("an index");
   DFLASH_RETURN_IF_ERROR(tokens_.ExpectOperator("]"));
   const int depth = Deepest(object, bounds[0], bounds[1], bounds[2]);
   if (!is_slice) return Make(line, depth, ItemAccess{std::move(object), std::move(bounds[0])});
-  return Make(line, depth, SliceAccess{std::move(object), std::move(bounds[0]), std::move(bounds[1]), std::move(bounds[2])});
+  return Make(
+      line, depth,
+      SliceAccess{std::move(object), std::move(bounds[0]), std::move(bounds[1]), std::move(bounds[2])});
 }
 
 absl::StatusOr<ArgumentList> ExpressionParser::ParseArguments() {
@@ -335,7 +347,8 @@ absl::StatusOr<ArgumentList> ExpressionParser::ParseArguments() {
   DFLASH_RETURN_IF_ERROR(tokens_.ExpectOperator("("));
   while (!tokens_.AtOperator(")")) {
     const int line = tokens_.Current().line;
-    if (tokens_.AtOperator("*") || tokens_.AtOperator("**")) return TokenStream::Unsupported(line, "unpacking arguments is not supported");
+    if (tokens_.AtOperator("*") || tokens_.AtOperator("**"))
+      return TokenStream::Unsupported(line, "unpacking arguments is not supported");
     if (tokens_.Current().kind == Kind::kName && TokenStream::Is(tokens_.Next(), Kind::kOperator, "=")) {
       std::string name = tokens_.Take().text;
       tokens_.Take();
@@ -345,7 +358,8 @@ absl::StatusOr<ArgumentList> ExpressionParser::ParseArguments() {
       DFLASH_ASSIGN_OR_RETURN(ExpressionPtr value, ParseExpression());
       arguments.keyword.emplace_back(std::move(name), std::move(value));
     } else {
-      if (!arguments.keyword.empty()) return TokenStream::Error(line, "a positional argument follows a keyword argument");
+      if (!arguments.keyword.empty())
+        return TokenStream::Error(line, "a positional argument follows a keyword argument");
       DFLASH_ASSIGN_OR_RETURN(ExpressionPtr value, ParseExpression());
       arguments.positional.push_back(std::move(value));
     }
@@ -383,8 +397,8 @@ absl::StatusOr<ExpressionPtr> ExpressionParser::ParseTest(ExpressionPtr input) {
   if (!test.ok()) return Annotate(test.status(), absl::StrCat("line ", line));
   ArgumentList arguments;
   const bool at_value = tokens_.Current().kind == Kind::kName || tokens_.Current().kind == Kind::kString ||
-                        tokens_.Current().kind == Kind::kInteger || tokens_.Current().kind == Kind::kFloat || tokens_.AtOperator("[") ||
-                        tokens_.AtOperator("{");
+                        tokens_.Current().kind == Kind::kInteger || tokens_.Current().kind == Kind::kFloat ||
+                        tokens_.AtOperator("[") || tokens_.AtOperator("{");
   if (tokens_.AtOperator("(")) {
     DFLASH_ASSIGN_OR_RETURN(arguments, ParseArguments());
   } else if (tokens_.AtName("is")) {

@@ -16,8 +16,8 @@ class ExpressionParser {
 
   // One expression.
   absl::StatusOr<ExpressionPtr> ParseExpression();
-  // Expressions with commas between them make a tuple; one alone is itself. Without `with_conditional`, an `if` ends
-  // the expression. `in_parentheses` allows the empty tuple.
+  // Expressions with commas between them make a tuple; one alone is itself. Without `with_conditional`, an
+  // `if` ends the expression. `in_parentheses` allows the empty tuple.
   absl::StatusOr<ExpressionPtr> ParseTuple(bool with_conditional, bool in_parentheses = false);
 
   // Inside a macro some names would mean its extra arguments, which are not supported.

@@ -103,7 +103,8 @@ Result Indent(Runtime& runtime, const Value& input, const Arguments& arguments) 
     indentation = width.AsText()->WithMarkup(false);
   } else if (const std::optional<int64_t> spaces = AsInteger(width)) {
     DFLASH_RETURN_IF_ERROR(runtime.ChargeText(static_cast<size_t>(std::max<int64_t>(*spaces, 0))));
-    indentation = MarkedText::FromTemplate(std::string(static_cast<size_t>(std::max<int64_t>(*spaces, 0)), ' '));
+    indentation =
+        MarkedText::FromTemplate(std::string(static_cast<size_t>(std::max<int64_t>(*spaces, 0)), ' '));
   } else {
     return RenderError("indent() needs a width or a string, got ", TypeName(width));
   }
@@ -125,7 +126,8 @@ Result Indent(Runtime& runtime, const Value& input, const Arguments& arguments) 
 }
 
 Result ToJsonFilter(Runtime& runtime, const Value& input, const Arguments& arguments) {
-  DFLASH_ASSIGN_OR_RETURN(const Bound bound, Bind("tojson", {"ensure_ascii", "indent", "separators", "sort_keys"}, 0, arguments));
+  DFLASH_ASSIGN_OR_RETURN(
+      const Bound bound, Bind("tojson", {"ensure_ascii", "indent", "separators", "sort_keys"}, 0, arguments));
   JsonStyle style;
   style.ensure_ascii = bound[0].has_value() && IsTrue(*bound[0]);
   style.sort_keys = bound[3].has_value() && IsTrue(*bound[3]);
@@ -155,11 +157,13 @@ Result ToJsonFilter(Runtime& runtime, const Value& input, const Arguments& argum
 Result Default(Runtime&, const Value& input, const Arguments& arguments) {
   DFLASH_ASSIGN_OR_RETURN(const Bound bound, Bind("default", {"default_value", "boolean"}, 0, arguments));
   const bool replaces_false = bound[1].has_value() && IsTrue(*bound[1]);
-  if (input.IsUndefined() || (replaces_false && !IsTrue(input))) return bound[0].value_or(Value(MarkedText()));
+  if (input.IsUndefined() || (replaces_false && !IsTrue(input)))
+    return bound[0].value_or(Value(MarkedText()));
   return input;
 }
 
-// The digits of a Python number: white space around, single underscores between digits removed. Empty if malformed.
+// The digits of a Python number: white space around, single underscores between digits removed. Empty if
+// malformed.
 std::string NumberText(const MarkedText& text, bool is_digit(char)) {
   std::string_view bytes = text.bytes();
   while (!bytes.empty() && IsSpace(static_cast<unsigned char>(bytes.front()))) bytes.remove_prefix(1);
@@ -180,7 +184,8 @@ std::optional<double> ParseFloat(const MarkedText& text) {
   std::string lower = number.substr(number.starts_with('+') || number.starts_with('-') ? 1 : 0);
   for (char& c : lower) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
   const bool named = lower == "inf" || lower == "infinity" || lower == "nan";
-  if (lower.empty() || (!named && lower.find_first_not_of("0123456789.e+-") != std::string::npos)) return std::nullopt;
+  if (lower.empty() || (!named && lower.find_first_not_of("0123456789.e+-") != std::string::npos))
+    return std::nullopt;
   char* end = nullptr;
   const double value = std::strtod(number.c_str(), &end);
   return end == number.c_str() + number.size() ? std::optional<double>(value) : std::nullopt;
@@ -188,7 +193,8 @@ std::optional<double> ParseFloat(const MarkedText& text) {
 
 // int(text, base): nothing when Python raises ValueError.
 absl::StatusOr<std::optional<int64_t>> ParseInteger(const MarkedText& text, int64_t base) {
-  std::string number = NumberText(text, [](char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0; });
+  std::string number =
+      NumberText(text, [](char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0; });
   const bool negative = number.starts_with('-');
   if (negative || number.starts_with('+')) number.erase(0, 1);
   const char prefix = number.size() > 1 && number[0] == '0' ? static_cast<char>(number[1] | 0x20) : ' ';
@@ -197,12 +203,14 @@ absl::StatusOr<std::optional<int64_t>> ParseInteger(const MarkedText& text, int6
     number.erase(0, 2);
     base = prefixed;
   } else if (base == 0) {
-    if (number.size() > 1 && number[0] == '0' && number.find_first_not_of('0') != std::string::npos) return std::nullopt;
+    if (number.size() > 1 && number[0] == '0' && number.find_first_not_of('0') != std::string::npos)
+      return std::nullopt;
     base = 10;
   }
   if (number.empty() || !std::isalnum(static_cast<unsigned char>(number[0]))) return std::nullopt;
   uint64_t magnitude = 0;
-  const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), magnitude, static_cast<int>(base));
+  const auto [end, error] =
+      std::from_chars(number.data(), number.data() + number.size(), magnitude, static_cast<int>(base));
   if (end != number.data() + number.size()) return std::nullopt;
   const uint64_t limit = static_cast<uint64_t>(INT64_MAX) + (negative ? 1 : 0);
   if (error != std::errc() || magnitude > limit) {
@@ -213,20 +221,23 @@ absl::StatusOr<std::optional<int64_t>> ParseInteger(const MarkedText& text, int6
 
 absl::StatusOr<int64_t> Truncate(double value) {
   if (std::isinf(value)) return RenderError("cannot convert float infinity to integer");
-  if (!(value >= -0x1p63 && value < 0x1p63)) return absl::UnimplementedError("integers beyond 64 bits are not supported");
+  if (!(value >= -0x1p63 && value < 0x1p63))
+    return absl::UnimplementedError("integers beyond 64 bits are not supported");
   return static_cast<int64_t>(value);
 }
 
 Result Int(Runtime& runtime, const Value& input, const Arguments& arguments) {
   DFLASH_ASSIGN_OR_RETURN(const Bound bound, Bind("int", {"default", "base"}, 0, arguments));
-  const bool is_content = input.is_content || (input.AsText() != nullptr && !input.AsText()->content().empty());
+  const bool is_content =
+      input.is_content || (input.AsText() != nullptr && !input.AsText()->content().empty());
   std::optional<double> number = AsDouble(input);
   if (const std::optional<int64_t> integer = AsInteger(input)) return Value(*integer, is_content);
   if (const auto* undefined = input.As<Undefined>()) return RenderError(*undefined->message);
   if (const MarkedText* text = input.AsText()) {
     const std::optional<int64_t> base = bound[1].has_value() ? AsInteger(*bound[1]) : 10;
-    if (!base.has_value() || *base < 0 || *base == 1 || *base > 36) return RenderError("int() base must be 0 or 2 to 36");
-    DFLASH_RETURN_IF_ERROR(runtime.ChargeText(text->size()));
+    if (!base.has_value() || *base < 0 || *base == 1 || *base > 36)
+      return RenderError("int() base must be 0 or 2 to 36");
+    DFLASH_RETURN_IF_ERROR(runtime.Charge(text->size() / 4));
     DFLASH_ASSIGN_OR_RETURN(const std::optional<int64_t> integer, ParseInteger(*text, *base));
     if (integer.has_value()) return Value(*integer, is_content);
     number = ParseFloat(*text);
@@ -241,8 +252,9 @@ Result Float(Runtime& runtime, const Value& input, const Arguments& arguments) {
   if (const std::optional<double> number = AsDouble(input)) return Value(*number, input.is_content);
   if (const auto* undefined = input.As<Undefined>()) return RenderError(*undefined->message);
   if (const MarkedText* text = input.AsText()) {
-    DFLASH_RETURN_IF_ERROR(runtime.ChargeText(text->size()));
-    if (const std::optional<double> number = ParseFloat(*text)) return Value(*number, !text->content().empty());
+    DFLASH_RETURN_IF_ERROR(runtime.Charge(text->size() / 4));
+    if (const std::optional<double> number = ParseFloat(*text))
+      return Value(*number, !text->content().empty());
   }
   return bound[0].value_or(Value(0.0));
 }
@@ -266,7 +278,8 @@ Result Round(Runtime&, const Value& input, const Arguments& arguments) {
   if (const auto* undefined = input.As<Undefined>()) return RenderError(*undefined->message);
   const std::optional<double> number = AsDouble(input);
   if (!number.has_value() || !precision.has_value()) return RenderError("round() needs numbers");
-  if (*precision < 0 || *precision > 15) return absl::UnimplementedError("round() supports a precision of 0 to 15");
+  if (*precision < 0 || *precision > 15)
+    return absl::UnimplementedError("round() supports a precision of 0 to 15");
   if (method == "common") {
     if (const std::optional<int64_t> integer = AsInteger(input)) return Value(*integer, input.is_content);
     if (!std::isfinite(*number)) return Value(*number, input.is_content);
@@ -301,8 +314,9 @@ constexpr Filter kValueFilters[] = {
 };
 
 constexpr std::array<std::string_view, 17> kUnsupported = {
-    "attr",  "batch",     "center",   "filesizeformat", "forceescape", "format",    "groupby",  "pprint",  "random",
-    "slice", "striptags", "truncate", "urlencode",      "urlize",      "wordcount", "wordwrap", "xmlattr"};
+    "attr",      "batch",  "center",    "filesizeformat", "forceescape", "format",
+    "groupby",   "pprint", "random",    "slice",          "striptags",   "truncate",
+    "urlencode", "urlize", "wordcount", "wordwrap",       "xmlattr"};
 
 }  // namespace
 

@@ -12,14 +12,16 @@
 
 namespace dflash::jinja {
 
-using FilterFunction = absl::StatusOr<Value> (*)(Runtime& runtime, const Value& input, const Arguments& arguments);
+using FilterFunction = absl::StatusOr<Value> (*)(Runtime& runtime, const Value& input,
+                                                 const Arguments& arguments);
 
 struct Filter {
   std::string_view name;
   FilterFunction apply;
 };
 
-// Errors: InvalidArgument when Jinja has no filter of that name, Unimplemented when it has but this interpreter not.
+// Errors: InvalidArgument when Jinja has no filter of that name, Unimplemented when it has but this
+// interpreter not.
 absl::StatusOr<const Filter*> FindFilter(std::string_view name);
 
 // The filters that walk sequences and dicts.

@@ -19,7 +19,8 @@ void AppendHex(uint32_t value, int digits, std::string* out) {
   for (int shift = 4 * (digits - 1); shift >= 0; shift -= 4) out->push_back(kHex[(value >> shift) & 0xf]);
 }
 
-// Walks a value into a builder. The depth of recursion is bounded by the depth of values, the work by the steps.
+// Walks a value into a builder. The depth of recursion is bounded by the depth of values, the work by the
+// steps.
 class Writer {
  public:
   explicit Writer(Runtime& runtime) : runtime_(runtime) {}
@@ -30,23 +31,27 @@ class Writer {
     DFLASH_RETURN_IF_ERROR(runtime_.Charge(1));
     const bool is_content = inside_content || value.is_content;
     if (const MarkedText* text = value.AsText()) return ReprText(*text, inside_content);
-    if (const Sequence* sequence = value.AsSequence()) return ReprSequence(*sequence, is_content || sequence->is_content);
+    if (const Sequence* sequence = value.AsSequence())
+      return ReprSequence(*sequence, is_content || sequence->is_content);
     if (const Dict* dict = value.AsDict()) return ReprDict(*dict, is_content || dict->is_content);
     if (value.IsUndefined()) return Put("Undefined", is_content);
     if (value.IsNone()) return Put("None", is_content);
     if (const bool* b = value.As<bool>()) return Put(*b ? "True" : "False", is_content);
     if (const int64_t* i = value.As<int64_t>()) return Put(std::to_string(*i), is_content);
     if (const double* d = value.As<double>()) return Put(FloatRepr(*d), is_content);
-    return absl::UnimplementedError(absl::StrCat("printing a value of type ", TypeName(value), " is not supported"));
+    return absl::UnimplementedError(
+        absl::StrCat("printing a value of type ", TypeName(value), " is not supported"));
   }
 
   absl::Status Json(const Value& value, const JsonStyle& style, int level, bool inside_content) {
     DFLASH_RETURN_IF_ERROR(runtime_.Charge(1));
     const bool is_content = inside_content || value.is_content;
     if (const MarkedText* text = value.AsText()) return JsonText(*text, style, inside_content);
-    if (const Dict* dict = value.AsDict()) return JsonDict(*dict, style, level, is_content || dict->is_content);
+    if (const Dict* dict = value.AsDict())
+      return JsonDict(*dict, style, level, is_content || dict->is_content);
     if (const Sequence* sequence = value.AsSequence();
-        sequence != nullptr && (sequence->kind == Sequence::Kind::kList || sequence->kind == Sequence::Kind::kTuple)) {
+        sequence != nullptr &&
+        (sequence->kind == Sequence::Kind::kList || sequence->kind == Sequence::Kind::kTuple)) {
       return JsonList(*sequence, style, level, is_content || sequence->is_content);
     }
     if (const auto scalar = JsonScalar(value)) return Put(*scalar, is_content);
@@ -64,7 +69,7 @@ class Writer {
 
   template <typename Escape>
   absl::Status PutEscaped(const MarkedText& text, bool inside_content, const Escape& escape) {
-    const MarkedText escaped = MapCharacters(text, escape);
+    DFLASH_ASSIGN_OR_RETURN(const MarkedText escaped, runtime_.MapText(text, escape));
     if (inside_content) return Put(escaped.bytes(), true);
     DFLASH_RETURN_IF_ERROR(ChargeFor(escaped.size()));
     builder_.Append(escaped);
@@ -101,15 +106,23 @@ class Writer {
   absl::Status ReprSequence(const Sequence& sequence, bool is_content) {
     std::string_view open = "[", close = "]";
     switch (sequence.kind) {
-      case Sequence::Kind::kList: break;
+      case Sequence::Kind::kList:
+        break;
       case Sequence::Kind::kTuple:
         open = "(";
         close = sequence.items.size() == 1 ? ",)" : ")";
         break;
-      case Sequence::Kind::kRange: return Put(sequence.range_repr, is_content);
-      case Sequence::Kind::kDictKeys: open = "dict_keys(["; break;
-      case Sequence::Kind::kDictValues: open = "dict_values(["; break;
-      case Sequence::Kind::kDictItems: open = "dict_items(["; break;
+      case Sequence::Kind::kRange:
+        return Put(sequence.range_repr, is_content);
+      case Sequence::Kind::kDictKeys:
+        open = "dict_keys([";
+        break;
+      case Sequence::Kind::kDictValues:
+        open = "dict_values([";
+        break;
+      case Sequence::Kind::kDictItems:
+        open = "dict_items([";
+        break;
       case Sequence::Kind::kIterator:
         return absl::UnimplementedError("printing a generator is not supported (write it as a list first)");
     }
@@ -152,14 +165,29 @@ class Writer {
         AppendHex(value, 4, out);
       };
       switch (c) {
-        case '"': out->append("\\\""); return;
-        case '\\': out->append("\\\\"); return;
-        case '\n': out->append("\\n"); return;
-        case '\r': out->append("\\r"); return;
-        case '\t': out->append("\\t"); return;
-        case '\b': out->append("\\b"); return;
-        case '\f': out->append("\\f"); return;
-        default: break;
+        case '"':
+          out->append("\\\"");
+          return;
+        case '\\':
+          out->append("\\\\");
+          return;
+        case '\n':
+          out->append("\\n");
+          return;
+        case '\r':
+          out->append("\\r");
+          return;
+        case '\t':
+          out->append("\\t");
+          return;
+        case '\b':
+          out->append("\\b");
+          return;
+        case '\f':
+          out->append("\\f");
+          return;
+        default:
+          break;
       }
       if (c < 0x20 || (style.ensure_ascii && c > 0x7e && c < 0x10000)) {
         unit(c);
@@ -209,8 +237,8 @@ class Writer {
       if (i > 0) DFLASH_RETURN_IF_ERROR(Put(*style.item_separator, is_content));
       DFLASH_RETURN_IF_ERROR(NewLine(style, level + 1, is_content));
       const std::optional<std::string> scalar = JsonScalar(key);
-      DFLASH_RETURN_IF_ERROR(JsonText(scalar.has_value() ? MarkedText::FromTemplate(*scalar) : *key.AsText(), style,
-                                      is_content || key.is_content));
+      DFLASH_RETURN_IF_ERROR(JsonText(scalar.has_value() ? MarkedText::FromTemplate(*scalar) : *key.AsText(),
+                                      style, is_content || key.is_content));
       DFLASH_RETURN_IF_ERROR(Put(*style.key_separator, is_content));
       DFLASH_RETURN_IF_ERROR(Json(value, style, level + 1, is_content));
     }
@@ -246,13 +274,17 @@ std::string FloatRepr(double value) {
     out.append(digits, 0, 1);
     if (count > 1) out.append(".").append(digits, 1);
     const int magnitude = std::abs(exponent);
-    out.append(exponent < 0 ? "e-" : "e+").append(magnitude < 10 ? "0" : "").append(std::to_string(magnitude));
+    out.append(exponent < 0 ? "e-" : "e+")
+        .append(magnitude < 10 ? "0" : "")
+        .append(std::to_string(magnitude));
   } else if (exponent < 0) {
     out.append("0.").append(static_cast<size_t>(-exponent - 1), '0').append(digits);
   } else if (count <= exponent + 1) {
     out.append(digits).append(static_cast<size_t>(exponent + 1 - count), '0').append(".0");
   } else {
-    out.append(digits, 0, static_cast<size_t>(exponent) + 1).append(".").append(digits, static_cast<size_t>(exponent) + 1);
+    out.append(digits, 0, static_cast<size_t>(exponent) + 1)
+        .append(".")
+        .append(digits, static_cast<size_t>(exponent) + 1);
   }
   return out;
 }

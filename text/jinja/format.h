@@ -14,8 +14,8 @@ namespace dflash::jinja {
 std::string FloatRepr(double value);
 
 // str(value). A string comes back as it is, without its markup flag. Undefined is empty.
-// Errors: Unimplemented for values that Python prints with a memory address (functions, iterators) and for namespaces
-// and loops; ResourceExhausted.
+// Errors: Unimplemented for values that Python prints with a memory address (functions, iterators) and for
+// namespaces and loops; ResourceExhausted.
 absl::StatusOr<MarkedText> ToText(Runtime& runtime, const Value& value);
 
 // repr(value); errors as above.
@@ -24,7 +24,7 @@ absl::StatusOr<MarkedText> ToRepr(Runtime& runtime, const Value& value);
 // The keyword arguments of the tojson filter as transformers defines it (json.dumps, no HTML escaping).
 struct JsonStyle {
   bool ensure_ascii = false;
-  std::optional<std::string> indent;  // one level of it; without: everything on one line
+  std::optional<std::string> indent;          // one level of it; without: everything on one line
   std::optional<std::string> item_separator;  // default ", ", with an indent ","
   std::optional<std::string> key_separator;   // default ": "
   bool sort_keys = false;

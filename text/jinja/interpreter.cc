@@ -52,7 +52,8 @@ const Value* Interpreter::Scope::Find(std::string_view name) const {
   return nullptr;
 }
 
-Interpreter::Interpreter(Runtime& runtime, std::vector<std::pair<std::string, Value>> variables) : runtime_(runtime) {
+Interpreter::Interpreter(Runtime& runtime, std::vector<std::pair<std::string, Value>> variables)
+    : runtime_(runtime) {
   globals_.variables = std::move(variables);
 }
 
@@ -72,7 +73,8 @@ absl::StatusOr<Interpreter::Flow> Interpreter::Execute(const Body& body) {
   for (const std::unique_ptr<const Statement>& statement : body) {
     line_ = statement->line;
     DFLASH_RETURN_IF_ERROR(runtime_.Charge(1));
-    const absl::StatusOr<Flow> flow = std::visit([this](const auto& node) { return Execute(node); }, statement->node);
+    const absl::StatusOr<Flow> flow =
+        std::visit([this](const auto& node) { return Execute(node); }, statement->node);
     if (!flow.ok() || *flow != Flow::kNext) return flow;
   }
   return Flow::kNext;
@@ -143,7 +145,8 @@ absl::Status Interpreter::Assign(const Target& target, const Value& value) {
   if (!target.attribute.empty()) {
     const Value* found = scope_->Find(target.name);
     if (found == nullptr || found->As<Namespace*>() == nullptr) {
-      return RenderError("cannot assign attribute '", target.attribute, "': '", target.name, "' is not a namespace");
+      return RenderError("cannot assign attribute '", target.attribute, "': '", target.name,
+                         "' is not a namespace");
     }
     (*found->As<Namespace*>())->Assign(target.attribute, value);
     return absl::OkStatus();
@@ -156,7 +159,8 @@ absl::Status Interpreter::Assign(const Target& target, const Value& value) {
   if (items->items.size() != target.parts.size()) {
     return RenderError("cannot unpack ", items->items.size(), " values into ", target.parts.size(), " names");
   }
-  for (size_t i = 0; i < target.parts.size(); ++i) DFLASH_RETURN_IF_ERROR(Assign(target.parts[i], items->items[i]));
+  for (size_t i = 0; i < target.parts.size(); ++i)
+    DFLASH_RETURN_IF_ERROR(Assign(target.parts[i], items->items[i]));
   return absl::OkStatus();
 }
 
@@ -231,9 +235,12 @@ absl::StatusOr<Value> Interpreter::Evaluate(const DictDisplay& node) {
   for (const auto& [key_node, value_node] : node.items) {
     DFLASH_ASSIGN_OR_RETURN(Value key, Evaluate(key_node));
     DFLASH_ASSIGN_OR_RETURN(Value value, Evaluate(value_node));
-    if (!IsKey(key)) return absl::UnimplementedError(absl::StrCat("a dict key of type ", TypeName(key), " is not supported"));
+    if (!IsKey(key))
+      return absl::UnimplementedError(
+          absl::StrCat("a dict key of type ", TypeName(key), " is not supported"));
     DFLASH_RETURN_IF_ERROR(runtime_.Charge(items.size() / 8));
-    const auto same = std::find_if(items.begin(), items.end(), [&](const auto& item) { return SameKey(item.first, key); });
+    const auto same =
+        std::find_if(items.begin(), items.end(), [&](const auto& item) { return SameKey(item.first, key); });
     if (same != items.end()) {
       same->second = std::move(value);
     } else {
@@ -283,7 +290,8 @@ absl::StatusOr<Value> Interpreter::Evaluate(const Call& node) {
   DFLASH_ASSIGN_OR_RETURN(const Value callee, Evaluate(node.callee));
   DFLASH_ASSIGN_OR_RETURN(const Arguments arguments, EvaluateArguments(node.arguments));
   line_ = line;
-  if (const auto* method = callee.As<std::shared_ptr<const Method>>()) return CallMethod(runtime_, **method, arguments);
+  if (const auto* method = callee.As<std::shared_ptr<const Method>>())
+    return CallMethod(runtime_, **method, arguments);
   if (const auto* macro = callee.As<const MacroStatement*>()) return CallMacro(**macro, arguments);
   if (const auto* builtin = callee.As<Builtin>()) return CallBuiltin(runtime_, *builtin, arguments);
   if (const auto* undefined = callee.As<Undefined>()) return RenderError(*undefined->message);
@@ -293,14 +301,16 @@ absl::StatusOr<Value> Interpreter::Evaluate(const Call& node) {
 absl::StatusOr<Value> Interpreter::CallMacro(const MacroStatement& macro, const Arguments& arguments) {
   std::vector<std::string_view> parameters;
   for (const auto& parameter : macro.parameters) parameters.push_back(parameter.first);
-  DFLASH_ASSIGN_OR_RETURN(std::vector<std::optional<Value>> bound, Bind(macro.name, parameters, 0, arguments));
+  DFLASH_ASSIGN_OR_RETURN(std::vector<std::optional<Value>> bound,
+                          Bind(macro.name, parameters, 0, arguments));
   // Defaults are evaluated at each call and see the parameters before them.
   Scope scope{.parent = &globals_, .variables = {}};
   {
     const Restore restore(scope_, &scope);
     for (size_t i = 0; i < bound.size(); ++i) {
       const auto& [name, default_node] = macro.parameters[i];
-      Value value = bound[i].value_or(Value::MakeUndefined(absl::StrCat("parameter '", name, "' was not provided")));
+      Value value =
+          bound[i].value_or(Value::MakeUndefined(absl::StrCat("parameter '", name, "' was not provided")));
       if (!bound[i].has_value() && default_node != nullptr) {
         DFLASH_ASSIGN_OR_RETURN(value, Evaluate(default_node));
       }

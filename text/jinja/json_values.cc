@@ -22,14 +22,20 @@ class Converter {
     DFLASH_RETURN_IF_ERROR(runtime_.Charge(1));
     using Type = nlohmann::ordered_json::value_t;
     switch (json.type()) {
-      case Type::null: return Value(None{}, is_content_);
-      case Type::boolean: return Value(json.get<bool>(), is_content_);
-      case Type::number_integer: return Value(json.get<int64_t>(), is_content_);
-      case Type::number_unsigned:
-        if (json.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX)) return RenderError("an integer above 2^63 - 1");
+      case Type::null:
+        return Value(None{}, is_content_);
+      case Type::boolean:
+        return Value(json.get<bool>(), is_content_);
+      case Type::number_integer:
         return Value(json.get<int64_t>(), is_content_);
-      case Type::number_float: return Value(json.get<double>(), is_content_);
-      case Type::string: return ConvertText(json.get_ref<const std::string&>());
+      case Type::number_unsigned:
+        if (json.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX))
+          return RenderError("an integer above 2^63 - 1");
+        return Value(json.get<int64_t>(), is_content_);
+      case Type::number_float:
+        return Value(json.get<double>(), is_content_);
+      case Type::string:
+        return ConvertText(json.get_ref<const std::string&>());
       case Type::array: {
         std::vector<Value> items;
         items.reserve(json.size());
@@ -50,7 +56,8 @@ class Converter {
         return runtime_.NewDict(std::move(items), is_content_);
       }
       case Type::binary:
-      case Type::discarded: break;
+      case Type::discarded:
+        break;
     }
     return RenderError("a value that JSON cannot hold");
   }

@@ -169,7 +169,8 @@ class Lexer {
     if (IsNameStart(c)) {
       size_t end = position_;
       while (end < source_.size() && (IsNameStart(source_[end]) || IsDigit(source_[end]))) ++end;
-      if (end < source_.size() && (source_[end] & 0x80) != 0) return Unsupported("names outside ASCII are not supported");
+      if (end < source_.size() && (source_[end] & 0x80) != 0)
+        return Unsupported("names outside ASCII are not supported");
       Add(Token::Kind::kName, source_.substr(position_, end - position_));
       Advance(end - position_);
       return absl::OkStatus();
@@ -248,7 +249,8 @@ class Lexer {
     }
     int base = 10;
     if (source_[position_] == '0') {
-      const char prefix = position_ + 1 < source_.size() ? static_cast<char>(source_[position_ + 1] | 0x20) : ' ';
+      const char prefix =
+          position_ + 1 < source_.size() ? static_cast<char>(source_[position_ + 1] | 0x20) : ' ';
       base = prefix == 'x' ? 16 : prefix == 'o' ? 8 : prefix == 'b' ? 2 : 10;
       if (base != 10) {
         digits.clear();
@@ -293,7 +295,7 @@ class Lexer {
   // The escape sequence whose backslash is at `offset`, by Python's rules; returns the offset after it.
   absl::StatusOr<size_t> LexEscape(size_t offset, std::string* value) const {
     const char c = source_[offset + 1];
-    static constexpr std::pair<char, char> kSimple[] = {{'n', '\n'}, {'t', '\t'}, {'r', '\r'},  {'\\', '\\'},
+    static constexpr std::pair<char, char> kSimple[] = {{'n', '\n'}, {'t', '\t'},  {'r', '\r'}, {'\\', '\\'},
                                                         {'"', '"'},  {'\'', '\''}, {'a', '\a'}, {'b', '\b'},
                                                         {'f', '\f'}, {'v', '\v'}};
     for (const auto& [letter, result] : kSimple) {

@@ -31,10 +31,9 @@ struct Token {
   double number = 0;
 };
 
-// Returns the tokens, the last of them kEnd. `source` must be valid UTF-8. Comments are dropped and white space around
-// tags is trimmed here.
-// Errors: InvalidArgument ("line N: ...") for what Jinja rejects, Unimplemented for raw blocks, names outside ASCII and
-// integers beyond 64 bits.
+// Returns the tokens, the last of them kEnd. `source` must be valid UTF-8. Comments are dropped and white
+// space around tags is trimmed here. Errors: InvalidArgument ("line N: ...") for what Jinja rejects,
+// Unimplemented for raw blocks, names outside ASCII and integers beyond 64 bits.
 absl::StatusOr<std::vector<Token>> Tokenize(std::string_view source);
 
 }  // namespace dflash::jinja

@@ -7,14 +7,15 @@ namespace dflash::jinja {
 namespace {
 
 size_t CountCodePoints(std::string_view bytes) {
-  return static_cast<size_t>(
-      std::count_if(bytes.begin(), bytes.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }));
+  return static_cast<size_t>(std::count_if(
+      bytes.begin(), bytes.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }));
 }
 
 }  // namespace
 
 MarkedText::MarkedText() {
-  static const std::shared_ptr<const Rep>* const kEmpty = new std::shared_ptr<const Rep>(std::make_shared<Rep>());
+  static const std::shared_ptr<const Rep>* const kEmpty =
+      new std::shared_ptr<const Rep>(std::make_shared<Rep>());
   rep_ = *kEmpty;
 }
 
@@ -56,7 +57,8 @@ void MarkedTextBuilder::Append(const MarkedText& text, size_t begin, size_t end)
   auto range = std::lower_bound(ranges.begin(), ranges.end(), begin,
                                 [](const ByteRange& r, size_t offset) { return r.end <= offset; });
   for (; range != ranges.end() && range->begin < end; ++range) {
-    Mark(bytes_.size() + std::max(range->begin, begin) - begin, bytes_.size() + std::min(range->end, end) - begin);
+    Mark(bytes_.size() + std::max(range->begin, begin) - begin,
+         bytes_.size() + std::min(range->end, end) - begin);
   }
   bytes_.append(text.bytes().substr(begin, end - begin));
 }

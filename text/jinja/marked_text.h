@@ -1,6 +1,6 @@
-// A string that knows which of its bytes came from outside (message content, tools, arguments of the request) and
-// which from the template. The mark follows the bytes through every operation of the interpreter, so that a rendered
-// prompt can be tokenized with added tokens recognised in template text only.
+// A string that knows which of its bytes came from outside (message content, tools, arguments of the request)
+// and which from the template. The mark follows the bytes through every operation of the interpreter, so that
+// a rendered prompt can be tokenized with added tokens recognised in template text only.
 #pragma once
 
 #include <cstddef>
@@ -41,7 +41,8 @@ class MarkedText {
   // The bytes [begin, end), both at character boundaries.
   MarkedText Substring(size_t begin, size_t end) const;
 
-  // Jinja's Markup: what the filters `safe` and `escape` return. Adding a plain string to one escapes the string.
+  // Jinja's Markup: what the filters `safe` and `escape` return. Adding a plain string to one escapes the
+  // string.
   bool markup() const { return markup_; }
   MarkedText WithMarkup(bool markup) const {
     MarkedText copy = *this;
@@ -80,8 +81,8 @@ class MarkedTextBuilder {
   std::vector<ByteRange> content_;
 };
 
-// Calls `map(code_point, &out)` for every character, in order; what it appends to `out` (valid UTF-8) takes the
-// character's mark. The result is not markup.
+// Calls `map(code_point, &out)` for every character, in order; what it appends to `out` (valid UTF-8) takes
+// the character's mark. The result is not markup.
 template <typename Map>
 MarkedText MapCharacters(const MarkedText& text, const Map& map) {
   MarkedTextBuilder builder;

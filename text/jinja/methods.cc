@@ -22,7 +22,8 @@ absl::StatusOr<const MarkedText*> RequiredText(std::string_view function, const 
 }
 
 // The bound argument as text; null when absent or None.
-absl::StatusOr<const MarkedText*> OptionalText(std::string_view function, const std::optional<Value>& argument) {
+absl::StatusOr<const MarkedText*> OptionalText(std::string_view function,
+                                               const std::optional<Value>& argument) {
   if (!argument.has_value() || argument->IsNone()) return nullptr;
   return RequiredText(function, *argument);
 }
@@ -53,7 +54,8 @@ size_t SkipSpaceBack(std::string_view bytes, size_t offset, bool space) {
 }
 
 // The parts of str.split or, from the right, str.rsplit, as byte ranges in ascending order.
-std::vector<ByteRange> SplitRanges(std::string_view bytes, const MarkedText* separator, int64_t limit, bool from_right) {
+std::vector<ByteRange> SplitRanges(std::string_view bytes, const MarkedText* separator, int64_t limit,
+                                   bool from_right) {
   std::vector<ByteRange> parts;
   const auto full = [&] { return limit >= 0 && static_cast<int64_t>(parts.size()) >= limit; };
   if (separator != nullptr) {
@@ -90,7 +92,8 @@ std::vector<ByteRange> SplitRanges(std::string_view bytes, const MarkedText* sep
   return parts;
 }
 
-absl::StatusOr<Value> Split(Runtime& runtime, const MarkedText& text, const Arguments& arguments, bool from_right) {
+absl::StatusOr<Value> Split(Runtime& runtime, const MarkedText& text, const Arguments& arguments,
+                            bool from_right) {
   const std::string_view name = from_right ? "rsplit" : "split";
   DFLASH_ASSIGN_OR_RETURN(const Bound bound, Bind(name, {"sep", "maxsplit"}, 0, arguments));
   DFLASH_ASSIGN_OR_RETURN(const MarkedText* separator, OptionalText(name, bound[0]));
@@ -109,7 +112,8 @@ absl::StatusOr<Value> StripMethod(Runtime& runtime, std::string_view name, const
                                   const Arguments& arguments) {
   DFLASH_ASSIGN_OR_RETURN(const Bound bound, Bind(name, {"chars"}, 0, arguments));
   DFLASH_ASSIGN_OR_RETURN(const MarkedText* chars, OptionalText(name, bound[0]));
-  DFLASH_ASSIGN_OR_RETURN(MarkedText stripped, Strip(runtime, text, chars, name != "rstrip", name != "lstrip"));
+  DFLASH_ASSIGN_OR_RETURN(MarkedText stripped,
+                          Strip(runtime, text, chars, name != "rstrip", name != "lstrip"));
   return Value(std::move(stripped));
 }
 
@@ -118,7 +122,8 @@ absl::StatusOr<Value> HasAffix(Runtime& runtime, std::string_view name, const Ma
                                const Arguments& arguments) {
   DFLASH_ASSIGN_OR_RETURN(const Bound bound, Bind(name, {"affix"}, 1, arguments));
   std::vector<Value> affixes = {*bound[0]};
-  if (const Sequence* tuple = bound[0]->AsSequence(); tuple != nullptr && tuple->kind == Sequence::Kind::kTuple) {
+  if (const Sequence* tuple = bound[0]->AsSequence();
+      tuple != nullptr && tuple->kind == Sequence::Kind::kTuple) {
     affixes = tuple->items;
   }
   bool found = false;
@@ -211,7 +216,8 @@ absl::StatusOr<Value> CaseMethod(Runtime& runtime, std::string_view name, const 
 absl::StatusOr<Value> CallTextMethod(Runtime& runtime, std::string_view name, const MarkedText& text,
                                      const Arguments& arguments) {
   if (name == "split" || name == "rsplit") return Split(runtime, text, arguments, name == "rsplit");
-  if (name == "strip" || name == "lstrip" || name == "rstrip") return StripMethod(runtime, name, text, arguments);
+  if (name == "strip" || name == "lstrip" || name == "rstrip")
+    return StripMethod(runtime, name, text, arguments);
   if (name == "startswith" || name == "endswith") return HasAffix(runtime, name, text, arguments);
   if (name == "find" || name == "rfind" || name == "index" || name == "rindex") {
     return FindText(runtime, name, text, arguments);
@@ -227,8 +233,8 @@ absl::StatusOr<Value> CallTextMethod(Runtime& runtime, std::string_view name, co
   return absl::UnimplementedError(absl::StrCat("the method str.", View(name), " is not supported"));
 }
 
-absl::StatusOr<Value> CallDictMethod(Runtime& runtime, std::string_view name, const Value& self, const Dict& dict,
-                                     const Arguments& arguments) {
+absl::StatusOr<Value> CallDictMethod(Runtime& runtime, std::string_view name, const Value& self,
+                                     const Dict& dict, const Arguments& arguments) {
   if (name == "get") {
     DFLASH_ASSIGN_OR_RETURN(const Bound bound, Bind("get", {"key", "default"}, 1, arguments));
     DFLASH_ASSIGN_OR_RETURN(const bool has_key, Compare(runtime, CompareOperator::kIn, *bound[0], self));
@@ -239,7 +245,8 @@ absl::StatusOr<Value> CallDictMethod(Runtime& runtime, std::string_view name, co
   if (name == "items") {
     DFLASH_RETURN_IF_ERROR(Bind(name, {}, 0, arguments).status());
     for (const auto& [key, value] : dict.items) {
-      DFLASH_ASSIGN_OR_RETURN(Value pair, runtime.NewSequence(Sequence::Kind::kTuple, {key, value}, dict.is_content));
+      DFLASH_ASSIGN_OR_RETURN(Value pair,
+                              runtime.NewSequence(Sequence::Kind::kTuple, {key, value}, dict.is_content));
       items.push_back(std::move(pair));
     }
     return runtime.NewSequence(Sequence::Kind::kDictItems, std::move(items), dict.is_content);
@@ -270,7 +277,8 @@ absl::StatusOr<Value> CallMethod(Runtime& runtime, const Method& method, const A
     }
     return CallTextMethod(runtime, method.name, *text, escaped);
   }
-  if (const Dict* dict = method.self.AsDict()) return CallDictMethod(runtime, method.name, method.self, *dict, arguments);
+  if (const Dict* dict = method.self.AsDict())
+    return CallDictMethod(runtime, method.name, method.self, *dict, arguments);
   return absl::UnimplementedError(
       absl::StrCat("the method ", TypeName(method.self), ".", method.name, " is not supported"));
 }
@@ -285,7 +293,9 @@ absl::StatusOr<MarkedText> Strip(Runtime& runtime, const MarkedText& text, const
     offset += code_point.size;
   }
   if (set.size() > 1) DFLASH_RETURN_IF_ERROR(runtime.Charge(text.size() * (set.size() / 16)));
-  const auto drops = [&](char32_t c) { return chars == nullptr ? IsSpace(c) : set.find(c) != std::u32string::npos; };
+  const auto drops = [&](char32_t c) {
+    return chars == nullptr ? IsSpace(c) : set.find(c) != std::u32string::npos;
+  };
   size_t begin = 0, end = text.size();
   while (left && begin < end) {
     const CodePoint code_point = DecodeUtf8(text.bytes(), begin);
@@ -325,7 +335,7 @@ absl::StatusOr<MarkedText> Replace(Runtime& runtime, const MarkedText& text, con
 
 absl::StatusOr<MarkedText> ToCase(Runtime& runtime, const MarkedText& text,
                                   const std::function<LetterCase(char32_t)>& choose) {
-  DFLASH_RETURN_IF_ERROR(runtime.ChargeText(text.size()));
+  DFLASH_RETURN_IF_ERROR(runtime.Charge(text.size()));
   const std::string_view bytes = text.bytes();
   size_t offset = 0;
   bool after_cased = false;
@@ -338,7 +348,8 @@ absl::StatusOr<MarkedText> ToCase(Runtime& runtime, const MarkedText& text,
     } else {
       AppendInCase(c, letter_case, out);
     }
-    // Upper and lower case mix in the `title` filter only, which maps the tail of a word as a text of its own.
+    // Upper and lower case mix in the `title` filter only, which maps the tail of a word as a text of its
+    // own.
     after_cased = IsCased(c) && letter_case != LetterCase::kUpper;
   });
   return result.WithMarkup(text.markup());
@@ -346,8 +357,9 @@ absl::StatusOr<MarkedText> ToCase(Runtime& runtime, const MarkedText& text,
 
 absl::StatusOr<MarkedText> Capitalize(Runtime& runtime, const MarkedText& text) {
   bool is_first = true;
-  return ToCase(runtime, text,
-                [&](char32_t) { return std::exchange(is_first, false) ? LetterCase::kTitle : LetterCase::kLower; });
+  return ToCase(runtime, text, [&](char32_t) {
+    return std::exchange(is_first, false) ? LetterCase::kTitle : LetterCase::kLower;
+  });
 }
 
 absl::StatusOr<std::vector<MarkedText>> SplitLines(Runtime& runtime, const MarkedText& text) {
@@ -370,7 +382,8 @@ absl::StatusOr<std::vector<MarkedText>> SplitLines(Runtime& runtime, const Marke
   return lines;
 }
 
-absl::StatusOr<MarkedText> Join(Runtime& runtime, const MarkedText& separator, const std::vector<MarkedText>& texts) {
+absl::StatusOr<MarkedText> Join(Runtime& runtime, const MarkedText& separator,
+                                const std::vector<MarkedText>& texts) {
   MarkedTextBuilder builder;
   for (size_t i = 0; i < texts.size(); ++i) {
     DFLASH_RETURN_IF_ERROR(runtime.ChargeAppend(builder.size(), separator.size() + texts[i].size()));

@@ -13,13 +13,20 @@ namespace {
 
 const char* Symbol(BinaryOperator op) {
   switch (op) {
-    case BinaryOperator::kAdd: return "+";
-    case BinaryOperator::kSubtract: return "-";
-    case BinaryOperator::kMultiply: return "*";
-    case BinaryOperator::kDivide: return "/";
-    case BinaryOperator::kFloorDivide: return "//";
-    case BinaryOperator::kModulo: return "%";
-    case BinaryOperator::kPower: return "**";
+    case BinaryOperator::kAdd:
+      return "+";
+    case BinaryOperator::kSubtract:
+      return "-";
+    case BinaryOperator::kMultiply:
+      return "*";
+    case BinaryOperator::kDivide:
+      return "/";
+    case BinaryOperator::kFloorDivide:
+      return "//";
+    case BinaryOperator::kModulo:
+      return "%";
+    case BinaryOperator::kPower:
+      return "**";
   }
   return "?";
 }
@@ -41,10 +48,17 @@ absl::StatusOr<int64_t> IntegerArithmetic(BinaryOperator op, int64_t left, int64
   int64_t result = 0;
   bool overflow = false;
   switch (op) {
-    case BinaryOperator::kAdd: overflow = __builtin_add_overflow(left, right, &result); break;
-    case BinaryOperator::kSubtract: overflow = __builtin_sub_overflow(left, right, &result); break;
-    case BinaryOperator::kMultiply: overflow = __builtin_mul_overflow(left, right, &result); break;
-    case BinaryOperator::kPower: return IntegerPower(left, right);
+    case BinaryOperator::kAdd:
+      overflow = __builtin_add_overflow(left, right, &result);
+      break;
+    case BinaryOperator::kSubtract:
+      overflow = __builtin_sub_overflow(left, right, &result);
+      break;
+    case BinaryOperator::kMultiply:
+      overflow = __builtin_mul_overflow(left, right, &result);
+      break;
+    case BinaryOperator::kPower:
+      return IntegerPower(left, right);
     case BinaryOperator::kDivide:
     case BinaryOperator::kFloorDivide:
     case BinaryOperator::kModulo: {
@@ -70,9 +84,12 @@ absl::StatusOr<int64_t> IntegerArithmetic(BinaryOperator op, int64_t left, int64
 
 absl::StatusOr<double> FloatArithmetic(BinaryOperator op, double left, double right) {
   switch (op) {
-    case BinaryOperator::kAdd: return left + right;
-    case BinaryOperator::kSubtract: return left - right;
-    case BinaryOperator::kMultiply: return left * right;
+    case BinaryOperator::kAdd:
+      return left + right;
+    case BinaryOperator::kSubtract:
+      return left - right;
+    case BinaryOperator::kMultiply:
+      return left * right;
     case BinaryOperator::kDivide:
       if (right == 0) return RenderError("division by zero");
       return left / right;
@@ -136,7 +153,8 @@ absl::StatusOr<Value> Repeat(Runtime& runtime, const Value& value, int64_t count
   std::vector<Value> items;
   if (!sequence.items.empty()) {
     items.reserve(total);
-    for (size_t i = 0; i < times; ++i) items.insert(items.end(), sequence.items.begin(), sequence.items.end());
+    for (size_t i = 0; i < times; ++i)
+      items.insert(items.end(), sequence.items.begin(), sequence.items.end());
   }
   return runtime.NewSequence(sequence.kind, std::move(items));
 }
@@ -207,14 +225,19 @@ absl::StatusOr<bool> Equal(Runtime& runtime, const Value& a, const Value& b) {
 template <typename T>
 bool Ordered(CompareOperator op, const T& left, const T& right) {
   switch (op) {
-    case CompareOperator::kLess: return left < right;
-    case CompareOperator::kLessEqual: return left <= right;
-    case CompareOperator::kGreater: return left > right;
-    case CompareOperator::kGreaterEqual: return left >= right;
+    case CompareOperator::kLess:
+      return left < right;
+    case CompareOperator::kLessEqual:
+      return left <= right;
+    case CompareOperator::kGreater:
+      return left > right;
+    case CompareOperator::kGreaterEqual:
+      return left >= right;
     case CompareOperator::kEqual:
     case CompareOperator::kNotEqual:
     case CompareOperator::kIn:
-    case CompareOperator::kNotIn: break;
+    case CompareOperator::kNotIn:
+      break;
   }
   return false;
 }
@@ -228,7 +251,8 @@ absl::StatusOr<bool> Order(Runtime& runtime, CompareOperator op, const Value& le
   if (AsDouble(left).has_value() && AsDouble(right).has_value()) {
     // Exact for an integer against a float: long double holds both.
     const auto wide = [](const std::optional<int64_t>& integer, const Value& value) {
-      return integer.has_value() ? static_cast<long double>(*integer) : static_cast<long double>(*AsDouble(value));
+      return integer.has_value() ? static_cast<long double>(*integer)
+                                 : static_cast<long double>(*AsDouble(value));
     };
     return Ordered(op, wide(int_left, left), wide(int_right, right));
   }
@@ -296,7 +320,8 @@ std::optional<double> AsDouble(const Value& value) {
   return std::nullopt;
 }
 
-absl::StatusOr<Value> ApplyBinary(Runtime& runtime, BinaryOperator op, const Value& left, const Value& right) {
+absl::StatusOr<Value> ApplyBinary(Runtime& runtime, BinaryOperator op, const Value& left,
+                                  const Value& right) {
   if (const auto* undefined = left.As<Undefined>()) return RenderError(*undefined->message);
   if (const auto* undefined = right.As<Undefined>()) return RenderError(*undefined->message);
   const bool is_content = left.is_content || right.is_content;
@@ -304,8 +329,9 @@ absl::StatusOr<Value> ApplyBinary(Runtime& runtime, BinaryOperator op, const Val
   if (int_left.has_value() && int_right.has_value()) {
     if (op == BinaryOperator::kDivide) {
       if (*int_right == 0) return RenderError("division by zero");
-      return Value(static_cast<double>(static_cast<long double>(*int_left) / static_cast<long double>(*int_right)),
-                   is_content);
+      return Value(
+          static_cast<double>(static_cast<long double>(*int_left) / static_cast<long double>(*int_right)),
+          is_content);
     }
     if (op != BinaryOperator::kPower || *int_right >= 0) {
       DFLASH_ASSIGN_OR_RETURN(const int64_t result, IntegerArithmetic(op, *int_left, *int_right));
@@ -330,13 +356,16 @@ absl::StatusOr<Value> ApplyBinary(Runtime& runtime, BinaryOperator op, const Val
     }
   }
   if (op == BinaryOperator::kMultiply) {
-    if ((text_left != nullptr || IsListOrTuple(left)) && int_right.has_value()) return Repeat(runtime, left, *int_right);
-    if ((text_right != nullptr || IsListOrTuple(right)) && int_left.has_value()) return Repeat(runtime, right, *int_left);
+    if ((text_left != nullptr || IsListOrTuple(left)) && int_right.has_value())
+      return Repeat(runtime, left, *int_right);
+    if ((text_right != nullptr || IsListOrTuple(right)) && int_left.has_value())
+      return Repeat(runtime, right, *int_left);
   }
   if (op == BinaryOperator::kModulo && text_left != nullptr) {
     return absl::UnimplementedError("formatting a string with % is not supported");
   }
-  return RenderError("unsupported operand types for ", Symbol(op), ": ", TypeName(left), " and ", TypeName(right));
+  return RenderError("unsupported operand types for ", Symbol(op), ": ", TypeName(left), " and ",
+                     TypeName(right));
 }
 
 absl::StatusOr<Value> ApplySign(const Value& operand, bool negative) {
@@ -352,12 +381,14 @@ absl::StatusOr<Value> ApplySign(const Value& operand, bool negative) {
 
 absl::StatusOr<bool> Compare(Runtime& runtime, CompareOperator op, const Value& left, const Value& right) {
   switch (op) {
-    case CompareOperator::kEqual: return Equal(runtime, left, right);
+    case CompareOperator::kEqual:
+      return Equal(runtime, left, right);
     case CompareOperator::kNotEqual: {
       DFLASH_ASSIGN_OR_RETURN(const bool same, Equal(runtime, left, right));
       return !same;
     }
-    case CompareOperator::kIn: return Contains(runtime, right, left);
+    case CompareOperator::kIn:
+      return Contains(runtime, right, left);
     case CompareOperator::kNotIn: {
       DFLASH_ASSIGN_OR_RETURN(const bool contained, Contains(runtime, right, left));
       return !contained;
@@ -365,12 +396,14 @@ absl::StatusOr<bool> Compare(Runtime& runtime, CompareOperator op, const Value& 
     case CompareOperator::kLess:
     case CompareOperator::kLessEqual:
     case CompareOperator::kGreater:
-    case CompareOperator::kGreaterEqual: break;
+    case CompareOperator::kGreaterEqual:
+      break;
   }
   return Order(runtime, op, left, right);
 }
 
-absl::StatusOr<std::vector<size_t>> SortedOrder(Runtime& runtime, const std::vector<Value>& keys, bool reverse) {
+absl::StatusOr<std::vector<size_t>> SortedOrder(Runtime& runtime, const std::vector<Value>& keys,
+                                                bool reverse) {
   // A merge sort of our own: a comparison can fail, and a NaN must not break the sort's invariants.
   std::vector<size_t> order(keys.size()), merged(keys.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = i;
@@ -396,17 +429,29 @@ absl::StatusOr<std::vector<size_t>> SortedOrder(Runtime& runtime, const std::vec
 
 absl::StatusOr<MarkedText> EscapeHtml(Runtime& runtime, const MarkedText& text) {
   if (text.markup()) return text;
-  DFLASH_RETURN_IF_ERROR(runtime.ChargeText(text.size()));
-  const MarkedText escaped = MapCharacters(text, [](char32_t c, std::string* out) {
+  const auto escape = [](char32_t c, std::string* out) {
     switch (c) {
-      case '&': out->append("&amp;"); break;
-      case '<': out->append("&lt;"); break;
-      case '>': out->append("&gt;"); break;
-      case '\'': out->append("&#39;"); break;
-      case '"': out->append("&#34;"); break;
-      default: AppendUtf8(c, out);
+      case '&':
+        out->append("&amp;");
+        break;
+      case '<':
+        out->append("&lt;");
+        break;
+      case '>':
+        out->append("&gt;");
+        break;
+      case '\'':
+        out->append("&#39;");
+        break;
+      case '"':
+        out->append("&#34;");
+        break;
+      default:
+        AppendUtf8(c, out);
     }
-  });
+  };
+  DFLASH_ASSIGN_OR_RETURN(const MarkedText escaped, runtime.MapText(text, escape));
+  DFLASH_RETURN_IF_ERROR(runtime.ChargeText(escaped.size()));
   return escaped.WithMarkup(true);
 }
 

@@ -19,11 +19,21 @@ absl::StatusOr<Value> ApplyBinary(Runtime& runtime, BinaryOperator op, const Val
 // Unary minus (`negative`) or plus.
 absl::StatusOr<Value> ApplySign(const Value& operand, bool negative);
 
-enum class CompareOperator : uint8_t { kEqual, kNotEqual, kLess, kLessEqual, kGreater, kGreaterEqual, kIn, kNotIn };
+enum class CompareOperator : uint8_t {
+  kEqual,
+  kNotEqual,
+  kLess,
+  kLessEqual,
+  kGreater,
+  kGreaterEqual,
+  kIn,
+  kNotIn
+};
 absl::StatusOr<bool> Compare(Runtime& runtime, CompareOperator op, const Value& left, const Value& right);
 
 // sorted(): the order of `keys` by `<`, stable, as indices.
-absl::StatusOr<std::vector<size_t>> SortedOrder(Runtime& runtime, const std::vector<Value>& keys, bool reverse);
+absl::StatusOr<std::vector<size_t>> SortedOrder(Runtime& runtime, const std::vector<Value>& keys,
+                                                bool reverse);
 
 // The value of a boolean or an integer.
 std::optional<int64_t> AsInteger(const Value& value);

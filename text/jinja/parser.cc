@@ -29,7 +29,8 @@ class StatementParser {
   absl::StatusOr<Body> Run() { return ParseBody({}); }
 
  private:
-  // Statements up to a tag named in `ends`, whose name becomes the current token; with no ends, up to the end.
+  // Statements up to a tag named in `ends`, whose name becomes the current token; with no ends, up to the
+  // end.
   absl::StatusOr<Body> ParseBody(const std::vector<std::string_view>& ends) {
     const TokenStream::Level level(tokens_);
     DFLASH_RETURN_IF_ERROR(level.status);
@@ -44,7 +45,8 @@ class StatementParser {
         DFLASH_RETURN_IF_ERROR(tokens_.Expect(Kind::kVariableEnd));
         body.push_back(Make(token.line, PrintStatement{std::move(value)}));
       } else {
-        if (tokens_.Current().kind == Kind::kName && std::find(ends.begin(), ends.end(), tokens_.Current().text) != ends.end()) {
+        if (tokens_.Current().kind == Kind::kName &&
+            std::find(ends.begin(), ends.end(), tokens_.Current().text) != ends.end()) {
           return body;
         }
         DFLASH_ASSIGN_OR_RETURN(std::unique_ptr<const Statement> statement, ParseStatement());
@@ -52,7 +54,9 @@ class StatementParser {
         body.push_back(std::move(statement));
       }
     }
-    if (!ends.empty()) return TokenStream::Error(tokens_.Current().line, "no '", View(ends.back()), "' for the block of line ", first_line);
+    if (!ends.empty())
+      return TokenStream::Error(tokens_.Current().line, "no '", View(ends.back()), "' for the block of line ",
+                                first_line);
     return body;
   }
 
@@ -123,7 +127,8 @@ class StatementParser {
     if (tokens_.SkipName("if")) {
       DFLASH_ASSIGN_OR_RETURN(statement.condition, expressions_.ParseExpression());
     }
-    if (tokens_.AtName("recursive")) return TokenStream::Unsupported(line, "recursive loops are not supported");
+    if (tokens_.AtName("recursive"))
+      return TokenStream::Unsupported(line, "recursive loops are not supported");
     ++loops_;
     ++scopes_;
     DFLASH_ASSIGN_OR_RETURN(statement.body, ParseBlock({"else", "endfor"}));
@@ -141,7 +146,8 @@ class StatementParser {
       DFLASH_ASSIGN_OR_RETURN(ExpressionPtr value, expressions_.ParseTuple(/*with_conditional=*/true));
       return Make(line, SetStatement{std::move(target), std::move(value)});
     }
-    if (tokens_.AtOperator("|")) return TokenStream::Unsupported(line, "a filter on a block assignment is not supported");
+    if (tokens_.AtOperator("|"))
+      return TokenStream::Unsupported(line, "a filter on a block assignment is not supported");
     const int loops = std::exchange(loops_, 0);
     ++scopes_;
     DFLASH_ASSIGN_OR_RETURN(Body body, ParseWholeBlock("endset"));
@@ -152,7 +158,8 @@ class StatementParser {
 
   absl::StatusOr<std::unique_ptr<const Statement>> ParseMacro(int line) {
     // A macro sees the variables of the place where it is defined; only one such place is supported.
-    if (scopes_ > 0) return TokenStream::Unsupported(line, "a macro inside another block than 'if' is not supported");
+    if (scopes_ > 0)
+      return TokenStream::Unsupported(line, "a macro inside another block than 'if' is not supported");
     MacroStatement macro;
     DFLASH_ASSIGN_OR_RETURN(macro.name, tokens_.ExpectIdentifier());
     DFLASH_RETURN_IF_ERROR(tokens_.ExpectOperator("("));
@@ -166,7 +173,8 @@ class StatementParser {
         return TokenStream::Error(line, "a parameter without default follows one with a default");
       }
       for (const auto& parameter : macro.parameters) {
-        if (parameter.first == name) return TokenStream::Error(line, "two parameters are called '", name, "'");
+        if (parameter.first == name)
+          return TokenStream::Error(line, "two parameters are called '", name, "'");
       }
       macro.parameters.emplace_back(std::move(name), std::move(value));
     }
@@ -190,7 +198,10 @@ class StatementParser {
       DFLASH_ASSIGN_OR_RETURN(target.attribute, tokens_.ExpectIdentifier());
       return target;
     }
-    return ParseTargets([&] { return (is_loop && tokens_.AtName("in")) || tokens_.AtOperator("=") || tokens_.Current().kind == Kind::kBlockEnd; });
+    return ParseTargets([&] {
+      return (is_loop && tokens_.AtName("in")) || tokens_.AtOperator("=") ||
+             tokens_.Current().kind == Kind::kBlockEnd;
+    });
   }
 
   template <typename AtEnd>
@@ -211,7 +222,8 @@ class StatementParser {
         for (const std::string_view reserved : {"true", "false", "none", "True", "False", "None"}) {
           if (part.name == reserved) return TokenStream::Error(line, "cannot assign to '", part.name, "'");
         }
-        if (tokens_.AtOperator(".") || tokens_.AtOperator("[")) return TokenStream::Error(line, "cannot assign to a part of '", part.name, "' here");
+        if (tokens_.AtOperator(".") || tokens_.AtOperator("["))
+          return TokenStream::Error(line, "cannot assign to a part of '", part.name, "' here");
       }
       tuple.parts.push_back(std::move(part));
       if (!tokens_.SkipOperator(",")) break;

@@ -9,9 +9,9 @@
 
 namespace dflash::jinja {
 
-// `source` must be valid UTF-8. Errors, each with "line N: ": InvalidArgument for what Jinja rejects (syntax, unknown
-// tags, filters and tests), Unimplemented naming a feature of Jinja that is left out, ResourceExhausted when it nests
-// deeper than limits.max_nesting.
+// `source` must be valid UTF-8. Errors, each with "line N: ": InvalidArgument for what Jinja rejects (syntax,
+// unknown tags, filters and tests), Unimplemented naming a feature of Jinja that is left out,
+// ResourceExhausted when it nests deeper than limits.max_nesting.
 absl::StatusOr<Body> Parse(std::string_view source, const Limits& limits);
 
 }  // namespace dflash::jinja

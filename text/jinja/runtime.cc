@@ -21,7 +21,8 @@ absl::StatusOr<std::vector<std::optional<Value>>> Bind(std::string_view function
     slot = value;
   }
   for (size_t i = 0; i < required; ++i) {
-    if (!bound[i].has_value()) return RenderError(View(function), "() needs argument '", View(parameters[i]), "'");
+    if (!bound[i].has_value())
+      return RenderError(View(function), "() needs argument '", View(parameters[i]), "'");
   }
   return bound;
 }
@@ -52,7 +53,8 @@ absl::Status Runtime::CheckDepth(int depth) const {
 }
 
 absl::Status Runtime::CheckCallDepth(int depth) const {
-  if (depth <= limits_.max_call_depth) [[likely]] return absl::OkStatus();
+  if (depth <= limits_.max_call_depth) [[likely]]
+    return absl::OkStatus();
   return absl::ResourceExhaustedError(
       absl::StrCat("rendering nests deeper than max_call_depth = ", limits_.max_call_depth));
 }

@@ -1,4 +1,5 @@
-// What one rendering shares: its limits, what it has used of them, its clock, and the objects that live as long as it.
+// What one rendering shares: its limits, what it has used of them, its clock, and the objects that live as
+// long as it.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +20,8 @@ namespace dflash::jinja {
 // Templates come with a checkpoint and messages from clients: neither may cost more than this.
 struct Limits {
   size_t max_template_bytes = size_t{1} << 20;
-  // Of the template: nesting of statements, and of expressions (a chain of operators nests once per operator).
+  // Of the template: nesting of statements, and of expressions (a chain of operators nests once per
+  // operator).
   int max_nesting = 200;
   // Of the values: containers within containers.
   int max_value_depth = 200;
@@ -57,15 +59,24 @@ class Runtime {
 
   // Counts work. Errors: ResourceExhausted when the rendering has used up its steps.
   absl::Status Charge(size_t steps);
-  // Counts a string of that many bytes about to be made. Errors: ResourceExhausted, also when it is too long.
+  // Counts a string of that many bytes about to be copied or searched. Errors: ResourceExhausted, also when
+  // it is too long. Work on single characters costs more: see MapText.
   absl::Status ChargeText(size_t bytes) { return ChargeAppend(0, bytes); }
   // Counts `bytes` about to be appended to a string of `size` bytes.
   absl::Status ChargeAppend(size_t size, size_t bytes);
 
+  // MapCharacters, counted: a step for every 4 bytes.
+  template <typename Map>
+  absl::StatusOr<MarkedText> MapText(const MarkedText& text, const Map& map) {
+    DFLASH_RETURN_IF_ERROR(Charge(text.size() / 4));
+    return MapCharacters(text, map);
+  }
+
   // Counts one level of recursion while it lives; `status` says whether there was room for it.
   class Level {
    public:
-    explicit Level(Runtime& runtime) : status(runtime.CheckCallDepth(++runtime.call_depth_)), runtime_(runtime) {}
+    explicit Level(Runtime& runtime)
+        : status(runtime.CheckCallDepth(++runtime.call_depth_)), runtime_(runtime) {}
     ~Level() { --runtime_.call_depth_; }
     Level(const Level&) = delete;
     Level& operator=(const Level&) = delete;

@@ -19,9 +19,12 @@ using Result = absl::StatusOr<Value>;
 using Bound = std::vector<std::optional<Value>>;
 using Kind = Sequence::Kind;
 
-bool IsIterator(const Value& value) { return value.AsSequence() != nullptr && value.AsSequence()->kind == Kind::kIterator; }
+bool IsIterator(const Value& value) {
+  return value.AsSequence() != nullptr && value.AsSequence()->kind == Kind::kIterator;
+}
 
-// The item reached by an attribute path such as "function.name" or "0"; None for no path stands for the item itself.
+// The item reached by an attribute path such as "function.name" or "0"; None for no path stands for the item
+// itself.
 Result FollowPath(Runtime& runtime, const Value& item, const Value& path) {
   if (path.IsNone()) return item;
   if (AsInteger(path).has_value()) return GetItem(runtime, item, path);
@@ -33,7 +36,8 @@ Result FollowPath(Runtime& runtime, const Value& item, const Value& path) {
     const std::string_view part = rest.substr(0, dot);
     const bool is_index = !part.empty() && part.size() < 10 &&
                           std::all_of(part.begin(), part.end(), [](char c) { return c >= '0' && c <= '9'; });
-    const Value key = is_index ? Value(static_cast<int64_t>(std::stol(std::string(part)))) : Value::Text(part);
+    const Value key =
+        is_index ? Value(static_cast<int64_t>(std::stol(std::string(part)))) : Value::Text(part);
     DFLASH_RETURN_IF_ERROR(runtime.Charge(1));
     DFLASH_ASSIGN_OR_RETURN(current, GetItem(runtime, current, key));
     if (dot == std::string_view::npos) return current;
@@ -45,14 +49,16 @@ Result FollowPath(Runtime& runtime, const Value& item, const Value& path) {
 Result SortKey(Runtime& runtime, const Value& item, const Value& path, bool case_sensitive) {
   DFLASH_ASSIGN_OR_RETURN(Value key, FollowPath(runtime, item, path));
   if (case_sensitive || key.AsText() == nullptr) return key;
-  DFLASH_ASSIGN_OR_RETURN(MarkedText lower, ToCase(runtime, *key.AsText(), [](char32_t) { return LetterCase::kLower; }));
+  DFLASH_ASSIGN_OR_RETURN(MarkedText lower,
+                          ToCase(runtime, *key.AsText(), [](char32_t) { return LetterCase::kLower; }));
   return Value(std::move(lower));
 }
 
-absl::StatusOr<std::vector<Value>> SortKeys(Runtime& runtime, const std::vector<Value>& items, const Value& path,
-                                            bool case_sensitive) {
+absl::StatusOr<std::vector<Value>> SortKeys(Runtime& runtime, const std::vector<Value>& items,
+                                            const Value& path, bool case_sensitive) {
   std::vector<Value> keys;
   for (const Value& item : items) {
+    DFLASH_RETURN_IF_ERROR(runtime.Charge(1));
     DFLASH_ASSIGN_OR_RETURN(Value key, SortKey(runtime, item, path, case_sensitive));
     keys.push_back(std::move(key));
   }
@@ -80,7 +86,8 @@ Result Last(Runtime& runtime, const Value& input, const Arguments& arguments) {
     return GetItem(runtime, input, Value(int64_t{-1}));
   }
   DFLASH_ASSIGN_OR_RETURN(const std::shared_ptr<const Sequence> items, Iterate(runtime, input));
-  return items->items.empty() ? Value::MakeUndefined("No last item, sequence was empty.") : items->items.back();
+  return items->items.empty() ? Value::MakeUndefined("No last item, sequence was empty.")
+                              : items->items.back();
 }
 
 Result LengthFilter(Runtime&, const Value& input, const Arguments& arguments) {
@@ -106,7 +113,8 @@ Result Reverse(Runtime& runtime, const Value& input, const Arguments& arguments)
 
 Result JoinFilter(Runtime& runtime, const Value& input, const Arguments& arguments) {
   DFLASH_ASSIGN_OR_RETURN(const Bound bound, Bind("join", {"d", "attribute"}, 0, arguments));
-  DFLASH_ASSIGN_OR_RETURN(const MarkedText separator, ToText(runtime, bound[0].value_or(Value(MarkedText()))));
+  DFLASH_ASSIGN_OR_RETURN(const MarkedText separator,
+                          ToText(runtime, bound[0].value_or(Value(MarkedText()))));
   DFLASH_ASSIGN_OR_RETURN(const std::shared_ptr<const Sequence> items, Iterate(runtime, input));
   std::vector<MarkedText> texts;
   for (const Value& item : items->items) {
@@ -128,7 +136,8 @@ Result Items(Runtime& runtime, const Value& input, const Arguments& arguments) {
 }
 
 Result DictSort(Runtime& runtime, const Value& input, const Arguments& arguments) {
-  DFLASH_ASSIGN_OR_RETURN(const Bound bound, Bind("dictsort", {"case_sensitive", "by", "reverse"}, 0, arguments));
+  DFLASH_ASSIGN_OR_RETURN(const Bound bound,
+                          Bind("dictsort", {"case_sensitive", "by", "reverse"}, 0, arguments));
   if (input.AsDict() == nullptr) return RenderError("dictsort needs a mapping, got ", TypeName(input));
   std::string_view by = "key";
   if (bound[1].has_value() && bound[1]->AsText() != nullptr) by = bound[1]->AsText()->bytes();
@@ -146,7 +155,8 @@ Result DictSort(Runtime& runtime, const Value& input, const Arguments& arguments
 }
 
 Result Sort(Runtime& runtime, const Value& input, const Arguments& arguments) {
-  DFLASH_ASSIGN_OR_RETURN(const Bound bound, Bind("sort", {"reverse", "case_sensitive", "attribute"}, 0, arguments));
+  DFLASH_ASSIGN_OR_RETURN(const Bound bound,
+                          Bind("sort", {"reverse", "case_sensitive", "attribute"}, 0, arguments));
   const Value path = bound[2].value_or(Value());
   if (path.AsText() != nullptr && path.AsText()->bytes().find(',') != std::string_view::npos) {
     return absl::UnimplementedError("sorting by several attributes is not supported");
@@ -166,10 +176,12 @@ Result Unique(Runtime& runtime, const Value& input, const Arguments& arguments) 
   DFLASH_ASSIGN_OR_RETURN(const std::shared_ptr<const Sequence> items, Iterate(runtime, input));
   std::vector<Value> seen, unique;
   for (const Value& item : items->items) {
+    DFLASH_RETURN_IF_ERROR(runtime.Charge(1));
     DFLASH_ASSIGN_OR_RETURN(Value key, SortKey(runtime, item, bound[1].value_or(Value()),
                                                bound[0].has_value() && IsTrue(*bound[0])));
     if (!IsKey(key) && !key.IsUndefined()) {
-      return absl::UnimplementedError(absl::StrCat("unique on values of type ", TypeName(key), " is not supported"));
+      return absl::UnimplementedError(
+          absl::StrCat("unique on values of type ", TypeName(key), " is not supported"));
     }
     bool is_new = true;
     for (const Value& other : seen) {
@@ -188,11 +200,13 @@ Result Unique(Runtime& runtime, const Value& input, const Arguments& arguments) 
 
 template <CompareOperator kBetter>
 Result Extreme(Runtime& runtime, const Value& input, const Arguments& arguments) {
-  DFLASH_ASSIGN_OR_RETURN(const Bound bound, Bind("min or max", {"case_sensitive", "attribute"}, 0, arguments));
+  DFLASH_ASSIGN_OR_RETURN(const Bound bound,
+                          Bind("min or max", {"case_sensitive", "attribute"}, 0, arguments));
   DFLASH_ASSIGN_OR_RETURN(const std::shared_ptr<const Sequence> items, Iterate(runtime, input));
   if (items->items.empty()) return Value::MakeUndefined("No aggregated item, sequence was empty.");
-  DFLASH_ASSIGN_OR_RETURN(const std::vector<Value> keys, SortKeys(runtime, items->items, bound[1].value_or(Value()),
-                                                                  bound[0].has_value() && IsTrue(*bound[0])));
+  DFLASH_ASSIGN_OR_RETURN(
+      const std::vector<Value> keys,
+      SortKeys(runtime, items->items, bound[1].value_or(Value()), bound[0].has_value() && IsTrue(*bound[0])));
   size_t best = 0;
   for (size_t i = 1; i < keys.size(); ++i) {
     DFLASH_ASSIGN_OR_RETURN(const bool better, Compare(runtime, kBetter, keys[i], keys[best]));
@@ -207,6 +221,7 @@ Result Sum(Runtime& runtime, const Value& input, const Arguments& arguments) {
   if (total.AsText() != nullptr) return RenderError("sum() cannot add strings");
   DFLASH_ASSIGN_OR_RETURN(const std::shared_ptr<const Sequence> items, Iterate(runtime, input));
   for (const Value& item : items->items) {
+    DFLASH_RETURN_IF_ERROR(runtime.Charge(1));
     DFLASH_ASSIGN_OR_RETURN(const Value part, FollowPath(runtime, item, bound[0].value_or(Value())));
     DFLASH_ASSIGN_OR_RETURN(total, ApplyBinary(runtime, BinaryOperator::kAdd, total, part));
   }
@@ -234,16 +249,19 @@ Result Map(Runtime& runtime, const Value& input, const Arguments& arguments) {
     DFLASH_ASSIGN_OR_RETURN(const std::shared_ptr<const Sequence> items, Iterate(runtime, input));
     for (const Value& item : items->items) {
       DFLASH_RETURN_IF_ERROR(runtime.Charge(1));
-      Result result = filter != nullptr ? filter->apply(runtime, item, rest) : FollowPath(runtime, item, *bound[0]);
+      Result result =
+          filter != nullptr ? filter->apply(runtime, item, rest) : FollowPath(runtime, item, *bound[0]);
       DFLASH_RETURN_IF_ERROR(result.status());
-      if (filter == nullptr && result->IsUndefined() && bound[1].has_value() && !bound[1]->IsNone()) result = *bound[1];
+      if (filter == nullptr && result->IsUndefined() && bound[1].has_value() && !bound[1]->IsNone())
+        result = *bound[1];
       mapped.push_back(*std::move(result));
     }
   }
   return runtime.NewSequence(Kind::kIterator, std::move(mapped));
 }
 
-// select(test, arguments...) and reject; with `kByAttribute`, selectattr(attribute, test, arguments...) and rejectattr.
+// select(test, arguments...) and reject; with `kByAttribute`, selectattr(attribute, test, arguments...) and
+// rejectattr.
 template <bool kKeeps, bool kByAttribute>
 Result Select(Runtime& runtime, const Value& input, const Arguments& arguments) {
   DFLASH_RETURN_IF_ERROR(runtime.Charge(arguments.positional.size()));
@@ -255,7 +273,8 @@ Result Select(Runtime& runtime, const Value& input, const Arguments& arguments) 
   };
   Value path;
   if (kByAttribute) {
-    if (rest.positional.empty()) return RenderError("selectattr() and rejectattr() need the name of an attribute");
+    if (rest.positional.empty())
+      return RenderError("selectattr() and rejectattr() need the name of an attribute");
     path = take();
   }
   const ValueTest* test = nullptr;

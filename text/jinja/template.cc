@@ -8,9 +8,9 @@ namespace dflash::jinja {
 
 absl::StatusOr<Template> Template::Parse(std::string_view source, const Limits& limits) {
   if (source.size() > limits.max_template_bytes) {
-    return absl::ResourceExhaustedError(absl::StrCat("the template has ", source.size(),
-                                                     " bytes, more than max_template_bytes = ",
-                                                     limits.max_template_bytes));
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the template has ", source.size(),
+                     " bytes, more than max_template_bytes = ", limits.max_template_bytes));
   }
   if (!IsValidUtf8(source)) return absl::InvalidArgumentError("the template is not valid UTF-8");
   DFLASH_ASSIGN_OR_RETURN(Body body, jinja::Parse(source, limits));

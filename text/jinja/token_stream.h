@@ -1,4 +1,5 @@
-// The tokens of a template with a place in them, and what both parsers need to report errors and bound their recursion.
+// The tokens of a template with a place in them, and what both parsers need to report errors and bound their
+// recursion.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +17,8 @@ namespace dflash::jinja {
 class TokenStream {
  public:
   // `tokens` ends with kEnd. `limits` must outlive the stream.
-  TokenStream(std::vector<Token> tokens, const Limits& limits) : tokens_(std::move(tokens)), limits_(limits) {}
+  TokenStream(std::vector<Token> tokens, const Limits& limits)
+      : tokens_(std::move(tokens)), limits_(limits) {}
   TokenStream(const TokenStream&) = delete;
   TokenStream& operator=(const TokenStream&) = delete;
 
@@ -46,17 +48,26 @@ class TokenStream {
 
   static std::string Describe(const Token& token) {
     switch (token.kind) {
-      case Token::Kind::kData: return "text";
-      case Token::Kind::kBlockBegin: return "'{%'";
-      case Token::Kind::kBlockEnd: return "'%}'";
-      case Token::Kind::kVariableBegin: return "'{{'";
-      case Token::Kind::kVariableEnd: return "'}}'";
+      case Token::Kind::kData:
+        return "text";
+      case Token::Kind::kBlockBegin:
+        return "'{%'";
+      case Token::Kind::kBlockEnd:
+        return "'%}'";
+      case Token::Kind::kVariableBegin:
+        return "'{{'";
+      case Token::Kind::kVariableEnd:
+        return "'}}'";
       case Token::Kind::kName:
-      case Token::Kind::kOperator: return absl::StrCat("'", token.text, "'");
-      case Token::Kind::kString: return "a string";
+      case Token::Kind::kOperator:
+        return absl::StrCat("'", token.text, "'");
+      case Token::Kind::kString:
+        return "a string";
       case Token::Kind::kInteger:
-      case Token::Kind::kFloat: return "a number";
-      case Token::Kind::kEnd: return "the end of the template";
+      case Token::Kind::kFloat:
+        return "a number";
+      case Token::Kind::kEnd:
+        return "the end of the template";
     }
     return "?";
   }
@@ -81,9 +92,8 @@ class TokenStream {
 
   absl::Status CheckNesting(int depth) const {
     if (depth <= limits_.max_nesting) return absl::OkStatus();
-    return absl::ResourceExhaustedError(absl::StrCat("line ", Current().line,
-                                                     ": the template nests deeper than max_nesting = ",
-                                                     limits_.max_nesting));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "line ", Current().line, ": the template nests deeper than max_nesting = ", limits_.max_nesting));
   }
 
   // Counts one level of recursion while it lives; `status` says whether there was room for it.

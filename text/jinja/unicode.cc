@@ -57,14 +57,14 @@ void AppendUtf8(char32_t value, std::string* out) {
 }
 
 bool IsSpace(char32_t value) {
-  return (value >= 0x09 && value <= 0x0d) || (value >= 0x1c && value <= 0x20) || value == 0x85 || value == 0xa0 ||
-         value == 0x1680 || (value >= 0x2000 && value <= 0x200a) || value == 0x2028 || value == 0x2029 ||
-         value == 0x202f || value == 0x205f || value == 0x3000;
+  return (value >= 0x09 && value <= 0x0d) || (value >= 0x1c && value <= 0x20) || value == 0x85 ||
+         value == 0xa0 || value == 0x1680 || (value >= 0x2000 && value <= 0x200a) || value == 0x2028 ||
+         value == 0x2029 || value == 0x202f || value == 0x205f || value == 0x3000;
 }
 
 bool IsLineBoundary(char32_t value) {
-  return (value >= 0x0a && value <= 0x0d) || (value >= 0x1c && value <= 0x1e) || value == 0x85 || value == 0x2028 ||
-         value == 0x2029;
+  return (value >= 0x0a && value <= 0x0d) || (value >= 0x1c && value <= 0x1e) || value == 0x85 ||
+         value == 0x2028 || value == 0x2029;
 }
 
 bool IsPrintable(char32_t value) {
@@ -112,7 +112,8 @@ void AppendInCase(char32_t value, LetterCase letter_case, std::string* out) {
     }
     return;
   }
-  AppendUtf8(static_cast<char32_t>(letter_case == LetterCase::kUpper ? utf8proc_toupper(code) : utf8proc_totitle(code)),
+  AppendUtf8(static_cast<char32_t>(letter_case == LetterCase::kUpper ? utf8proc_toupper(code)
+                                                                     : utf8proc_totitle(code)),
              out);
 }
 

@@ -1,5 +1,6 @@
-// What Python's `str` knows about Unicode and Jinja templates rely on: code points, white space, line boundaries, case.
-// Every function that takes text expects valid UTF-8 (IsValidUtf8); nothing here allocates without a result.
+// What Python's `str` knows about Unicode and Jinja templates rely on: code points, white space, line
+// boundaries, case. Every function that takes text expects valid UTF-8 (IsValidUtf8); nothing here allocates
+// without a result.
 #pragma once
 
 #include <cstddef>
@@ -32,14 +33,14 @@ bool IsLineBoundary(char32_t value);
 // str.isprintable() of one character: what repr() leaves unescaped.
 bool IsPrintable(char32_t value);
 
-// Whether the character has upper or lower case forms: where str.title() sees the inside of a word. (Modifier letters
-// such as U+00AA, which Python counts too, are not.)
+// Whether the character has upper or lower case forms: where str.title() sees the inside of a word. (Modifier
+// letters such as U+00AA, which Python counts too, are not.)
 bool IsCased(char32_t value);
 
 enum class LetterCase { kUpper, kLower, kTitle };
 
-// Appends the full case mapping of one character (several characters for "ß" and its like). Mappings that depend on
-// the neighbours (the final sigma) are the caller's.
+// Appends the full case mapping of one character (several characters for "ß" and its like). Mappings that
+// depend on the neighbours (the final sigma) are the caller's.
 void AppendInCase(char32_t value, LetterCase letter_case, std::string* out);
 
 }  // namespace dflash::jinja

@@ -18,7 +18,8 @@ std::optional<long double> AsNumber(const Value& value) {
 }  // namespace
 
 const Value* Dict::Find(const Value& key) const {
-  const auto found = std::find_if(items.begin(), items.end(), [&](const auto& item) { return SameKey(item.first, key); });
+  const auto found =
+      std::find_if(items.begin(), items.end(), [&](const auto& item) { return SameKey(item.first, key); });
   return found == items.end() ? nullptr : &found->second;
 }
 
@@ -31,8 +32,8 @@ const Value* Dict::Find(std::string_view key) const {
 }
 
 const Value* Namespace::Find(std::string_view name) const {
-  const auto found =
-      std::find_if(attributes.begin(), attributes.end(), [&](const auto& attribute) { return attribute.first == name; });
+  const auto found = std::find_if(attributes.begin(), attributes.end(),
+                                  [&](const auto& attribute) { return attribute.first == name; });
   return found == attributes.end() ? nullptr : &found->second;
 }
 
@@ -81,13 +82,20 @@ const char* TypeName(const Value& value) {
   if (value.As<Builtin>() != nullptr) return "function";
   if (const Sequence* sequence = value.AsSequence()) {
     switch (sequence->kind) {
-      case Sequence::Kind::kList: return "list";
-      case Sequence::Kind::kTuple: return "tuple";
-      case Sequence::Kind::kRange: return "range";
-      case Sequence::Kind::kDictKeys: return "dict_keys";
-      case Sequence::Kind::kDictValues: return "dict_values";
-      case Sequence::Kind::kDictItems: return "dict_items";
-      case Sequence::Kind::kIterator: return "generator";
+      case Sequence::Kind::kList:
+        return "list";
+      case Sequence::Kind::kTuple:
+        return "tuple";
+      case Sequence::Kind::kRange:
+        return "range";
+      case Sequence::Kind::kDictKeys:
+        return "dict_keys";
+      case Sequence::Kind::kDictValues:
+        return "dict_values";
+      case Sequence::Kind::kDictItems:
+        return "dict_items";
+      case Sequence::Kind::kIterator:
+        return "generator";
     }
   }
   return "method";

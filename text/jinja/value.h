@@ -1,5 +1,5 @@
-// Values of the template language: Python's, as far as chat templates use them. Lists and dicts are immutable and
-// shared (the sandbox of transformers forbids changing them too); only a namespace can be assigned to.
+// Values of the template language: Python's, as far as chat templates use them. Lists and dicts are immutable
+// and shared (the sandbox of transformers forbids changing them too); only a namespace can be assigned to.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +22,8 @@ struct Loop;
 struct Method;
 struct MacroStatement;
 
-// A missing value. Prints as nothing, is false and iterates as empty; any other use is an error with `message`.
+// A missing value. Prints as nothing, is false and iterates as empty; any other use is an error with
+// `message`.
 struct Undefined {
   std::shared_ptr<const std::string> message;
 };
@@ -31,12 +32,14 @@ struct None {};
 enum class Builtin : uint8_t { kRange, kDict, kNamespace, kRaiseException, kStrftimeNow };
 
 struct Value {
-  using Data = std::variant<Undefined, None, bool, int64_t, double, MarkedText, std::shared_ptr<const Sequence>,
-                            std::shared_ptr<const Dict>, Namespace*, std::shared_ptr<Loop>, const MacroStatement*,
-                            Builtin, std::shared_ptr<const Method>>;
+  using Data =
+      std::variant<Undefined, None, bool, int64_t, double, MarkedText, std::shared_ptr<const Sequence>,
+                   std::shared_ptr<const Dict>, Namespace*, std::shared_ptr<Loop>, const MacroStatement*,
+                   Builtin, std::shared_ptr<const Method>>;
 
   Value() : data(None{}) {}
-  Value(Data d, bool from_content = false) : data(std::move(d)), is_content(from_content) {}  // NOLINT: a plain wrapper
+  Value(Data d, bool from_content = false)
+      : data(std::move(d)), is_content(from_content) {}  // NOLINT: a plain wrapper
 
   static Value MakeUndefined(std::string message) {
     return Value(Undefined{std::make_shared<const std::string>(std::move(message))});
@@ -56,8 +59,8 @@ struct Value {
   const Dict* AsDict() const;
 
   Data data;
-  // For None, booleans and numbers: came from outside, so that what they print as is content. Strings and containers
-  // carry their own marks.
+  // For None, booleans and numbers: came from outside, so that what they print as is content. Strings and
+  // containers carry their own marks.
   bool is_content = false;
 };
 
@@ -74,10 +77,11 @@ struct Sequence {
   };
   Kind kind = Kind::kList;
   std::vector<Value> items;
-  int depth = 1;                // 1 + the deepest element
-  bool is_content = false;      // came from outside as a whole: its punctuation counts as content too
-  std::string range_repr;       // kRange only: "range(0, 3)"
-  mutable size_t position = 0;  // kIterator only: items already consumed. An iterator never leaves its rendering
+  int depth = 1;            // 1 + the deepest element
+  bool is_content = false;  // came from outside as a whole: its punctuation counts as content too
+  std::string range_repr;   // kRange only: "range(0, 3)"
+  mutable size_t position =
+      0;  // kIterator only: items already consumed. An iterator never leaves its rendering
 };
 
 struct Dict {

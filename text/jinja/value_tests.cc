@@ -17,7 +17,8 @@ using Result = absl::StatusOr<bool>;
 // A test without arguments.
 template <bool (*kTest)(const Value&)>
 Result Plain(Runtime&, const Value& value, const Arguments& arguments) {
-  if (!arguments.positional.empty() || !arguments.keyword.empty()) return RenderError("this test takes no argument");
+  if (!arguments.positional.empty() || !arguments.keyword.empty())
+    return RenderError("this test takes no argument");
   return kTest(value);
 }
 
@@ -32,11 +33,14 @@ bool IsNotDefined(const Value& value) { return value.IsUndefined(); }
 bool IsNone(const Value& value) { return value.IsNone(); }
 bool IsString(const Value& value) { return value.AsText() != nullptr; }
 bool IsMapping(const Value& value) { return value.AsDict() != nullptr; }
-bool IsWalkable(const Value& value) { return IsIterable(value) || value.As<std::shared_ptr<Loop>>() != nullptr; }
+bool IsWalkable(const Value& value) {
+  return IsIterable(value) || value.As<std::shared_ptr<Loop>>() != nullptr;
+}
 bool IsCallable(const Value& value) {
   // An undefined value and a loop have a __call__ too.
-  return value.IsUndefined() || value.As<const MacroStatement*>() != nullptr || value.As<Builtin>() != nullptr ||
-         value.As<std::shared_ptr<const Method>>() != nullptr || value.As<std::shared_ptr<Loop>>() != nullptr;
+  return value.IsUndefined() || value.As<const MacroStatement*>() != nullptr ||
+         value.As<Builtin>() != nullptr || value.As<std::shared_ptr<const Method>>() != nullptr ||
+         value.As<std::shared_ptr<Loop>>() != nullptr;
 }
 // What has a length and subscripts: strings and dicts too, views of dicts not.
 bool IsSequence(const Value& value) {
@@ -50,12 +54,14 @@ bool IsEscaped(const Value& value) { return value.AsText() != nullptr && value.A
 
 template <CompareOperator kOperator>
 Result Compared(Runtime& runtime, const Value& value, const Arguments& arguments) {
-  DFLASH_ASSIGN_OR_RETURN(const std::vector<std::optional<Value>> bound, Bind("comparison test", {"other"}, 1, arguments));
+  DFLASH_ASSIGN_OR_RETURN(const std::vector<std::optional<Value>> bound,
+                          Bind("comparison test", {"other"}, 1, arguments));
   return Compare(runtime, kOperator, value, *bound[0]);
 }
 
 Result Remainder(Runtime& runtime, const Value& value, const Value& divisor, int64_t expected) {
-  DFLASH_ASSIGN_OR_RETURN(const Value remainder, ApplyBinary(runtime, BinaryOperator::kModulo, value, divisor));
+  DFLASH_ASSIGN_OR_RETURN(const Value remainder,
+                          ApplyBinary(runtime, BinaryOperator::kModulo, value, divisor));
   return Compare(runtime, CompareOperator::kEqual, remainder, Value(expected));
 }
 
@@ -66,18 +72,21 @@ Result Parity(Runtime& runtime, const Value& value, const Arguments& arguments) 
 }
 
 Result DivisibleBy(Runtime& runtime, const Value& value, const Arguments& arguments) {
-  DFLASH_ASSIGN_OR_RETURN(const std::vector<std::optional<Value>> bound, Bind("divisibleby", {"num"}, 1, arguments));
+  DFLASH_ASSIGN_OR_RETURN(const std::vector<std::optional<Value>> bound,
+                          Bind("divisibleby", {"num"}, 1, arguments));
   return Remainder(runtime, value, *bound[0], 0);
 }
 
 Result SameAs(Runtime&, const Value& value, const Arguments& arguments) {
-  DFLASH_ASSIGN_OR_RETURN(const std::vector<std::optional<Value>> bound, Bind("sameas", {"other"}, 1, arguments));
+  DFLASH_ASSIGN_OR_RETURN(const std::vector<std::optional<Value>> bound,
+                          Bind("sameas", {"other"}, 1, arguments));
   const Value& other = *bound[0];
   if (value.data.index() != other.data.index()) return false;
   if (value.IsNone()) return true;
   if (const bool* b = value.As<bool>()) return *b == *other.As<bool>();
   if (const auto* n = value.As<Namespace*>()) return *n == *other.As<Namespace*>();
-  return absl::UnimplementedError(absl::StrCat("the test 'sameas' on a ", TypeName(value), " is not supported"));
+  return absl::UnimplementedError(
+      absl::StrCat("the test 'sameas' on a ", TypeName(value), " is not supported"));
 }
 
 constexpr ValueTest kTests[] = {

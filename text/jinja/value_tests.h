@@ -14,7 +14,8 @@ struct ValueTest {
   absl::StatusOr<bool> (*apply)(Runtime& runtime, const Value& value, const Arguments& arguments);
 };
 
-// Errors: InvalidArgument when Jinja has no test of that name, Unimplemented when it has but this interpreter not.
+// Errors: InvalidArgument when Jinja has no test of that name, Unimplemented when it has but this interpreter
+// not.
 absl::StatusOr<const ValueTest*> FindValueTest(std::string_view name);
 
 }  // namespace dflash::jinja
