@@ -27,13 +27,9 @@ absl::Status CheckSize(int64_t out_features, int64_t in_features) {
 
 cudaError_t LaunchBf16(ConstMatrixView x, const PackedWeight& weight, Phase phase, MatrixView y,
                        const CudaContext& context) {
-  if (context.compute_capability < 90) return LaunchLinearPortable(x, weight, y, context);
-  if (context.compute_capability != 90) {
-    // wgmma is Hopper's alone; one instruction must serve every number of rows.
-    return phase == Phase::kVerify ? LaunchLinearStream(x, weight, y, MatrixUnit::kWarp, context)
-                                   : LaunchLinearPortable(x, weight, y, context);
-  }
-  return phase == Phase::kVerify ? LaunchLinearStream(x, weight, y, MatrixUnit::kWarpgroup, context)
+  // The two fast kernels are made of warpgroup products, which Hopper alone has.
+  if (context.compute_capability != 90) return LaunchLinearPortable(x, weight, y, context);
+  return phase == Phase::kVerify ? LaunchLinearStream(x, weight, y, context)
                                  : LaunchLinearTiled(x, weight, y, context);
 }
 

@@ -11,13 +11,14 @@
 
 namespace dflash {
 
-// A bf16 weight [N, K] is held as blocks of up to 256 outputs x 64 k, one after the other: all k blocks of
-// the first 256 outputs, then those of the next. A block is the image that matrix instructions want in shared
+// A bf16 weight [N, K] is held as blocks of up to 128 outputs x 64 k, one after the other: all k blocks of
+// the first 128 outputs, then those of the next. A block is the image that matrix instructions want in shared
 // memory: rows of 128 bytes, the 16-byte piece p of row r at piece p xor (r mod 8). The last k block is
-// padded with zeros; the last 256 outputs are padded to a multiple of 8 only. So every block is one
-// contiguous copy, and both phases read the same bytes. (f32 weights are held as they are, dense.)
-inline constexpr int kBlockOutputs = 256;
+// padded with zeros; the last outputs are padded to a multiple of 8 only. So every block is one contiguous
+// copy, and both phases read the same bytes. (f32 weights are held as they are, dense.)
+inline constexpr int kBlockOutputs = 128;
 inline constexpr int kBlockK = 64;
+inline constexpr int kBlockRowBytes = kBlockK * 2;
 
 struct PackedWeight {
   const void* data = nullptr;
@@ -25,30 +26,24 @@ struct PackedWeight {
   int64_t in_features = 0;
 
   int64_t KBlocks() const { return (in_features + kBlockK - 1) / kBlockK; }
+  // Tiles of outputs, each a row of KBlocks() blocks.
   int64_t Tiles() const { return (out_features + kBlockOutputs - 1) / kBlockOutputs; }
   // Rows of a block of the last tile; the others hold kBlockOutputs.
   int64_t LastTileRows() const { return (out_features - (Tiles() - 1) * kBlockOutputs + 7) / 8 * 8; }
-  int64_t Bytes() const {
-    return ((Tiles() - 1) * kBlockOutputs + LastTileRows()) * KBlocks() * kBlockK * SizeOf(DType::kBf16);
-  }
+  // All rows of 64 elements.
+  int64_t PackedRows() const { return ((Tiles() - 1) * kBlockOutputs + LastTileRows()) * KBlocks(); }
+  int64_t Bytes() const { return PackedRows() * kBlockRowBytes; }
 };
 
 // Packs `rows` (bf16, device memory) as outputs [first_output, first_output + rows.rows).
 cudaError_t LaunchPackRows(ConstMatrixView rows, int64_t first_output, const PackedWeight& weight,
                            void* packed, const CudaContext& context);
 
-// Which matrix instruction the streaming kernel uses; the bits of a result belong to the instruction.
-enum class MatrixUnit { kWarp, kWarpgroup };  // mma.sync; wgmma (compute capability 9.0 alone)
-
 // VERIFY rows: streams the weight once for up to kStreamRows rows. x: every row at a multiple of 16 bytes.
-// Errors: cudaErrorNotSupported before compute capability 9.0.
+// Compute capability 9.0 only.
 inline constexpr int64_t kStreamRows = 256;
-struct StreamTuning {
-  int prefetch_blocks = 4;
-  bool exclusive = false;
-};
-cudaError_t LaunchLinearStream(ConstMatrixView x, const PackedWeight& weight, MatrixView y, MatrixUnit unit,
-                               const CudaContext& context, const StreamTuning& tuning = {});
+cudaError_t LaunchLinearStream(ConstMatrixView x, const PackedWeight& weight, MatrixView y,
+                               const CudaContext& context);
 
 // PREFILL rows: one sum over all of K per output. Same demands.
 cudaError_t LaunchLinearTiled(ConstMatrixView x, const PackedWeight& weight, MatrixView y,
@@ -58,7 +53,7 @@ cudaError_t LaunchLinearTiled(ConstMatrixView x, const PackedWeight& weight, Mat
 cudaError_t LaunchLinearF32(ConstMatrixView x, const float* weight, int64_t in_features, MatrixView y,
                             const CudaContext& context);
 
-// Both phases on GPUs before compute capability 9.0, where neither kernel above runs. x as there.
+// Both phases on every other GPU. x as there.
 cudaError_t LaunchLinearPortable(ConstMatrixView x, const PackedWeight& weight, MatrixView y,
                                  const CudaContext& context);
 

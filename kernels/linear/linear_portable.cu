@@ -1,6 +1,5 @@
-// Both phases on GPUs older than compute capability 9.0: warp matrix products over a ring of asynchronous
-// copies. Every output is one sum over all of K in steps of 16, so the bits do not depend on the number of
-// rows.
+// Both phases on GPUs without warpgroup products: warp matrix products over a ring of asynchronous copies.
+// Every output is one sum over all of K in steps of 16, so the bits do not depend on the number of rows.
 //
 //   tile    64 outputs x 64 rows; grid (output tiles, row tiles); 4 warps of 16 outputs each
 //   shared  stages x (W rows, then x rows), swizzled as the packed weight is
@@ -17,7 +16,7 @@ namespace {
 constexpr int kThreads = 128;
 constexpr int kTile = 64;
 constexpr int kStages = 4;
-constexpr int kRowBytes = kBlockK * 2;
+constexpr int kRowBytes = kBlockRowBytes;
 constexpr int kOperandBytes = kTile * kRowBytes;
 constexpr int kSharedBytes = kStages * 2 * kOperandBytes + 128;
 

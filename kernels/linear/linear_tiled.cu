@@ -1,15 +1,14 @@
-// PREFILL rows: y[t, n] = sum_k x[t, k] W[n, k] for many rows t, with warpgroup matrix products.
+// PREFILL rows: y[t, n] = sum_k x[t, k] W[n, k] for many rows t, with warpgroup products.
 //
 // Every output is one sum over all of K in steps of 16: no split of K, so the bits of a row depend neither on
-// the number of rows nor on the tile shape, and the shape may be chosen for speed.
+// the number of rows nor on the tile's width, and the width may be chosen for speed.
 //
-//   tile      128 rows x kOutputs outputs; kCluster blocks of a cluster take the same outputs and consecutive
-//             rows, and each fetches its share of W for both
-//   grid      as many clusters as the device holds at once; each takes every so-manyth tile
+//   tile      128 rows x kOutputs outputs
+//   grid      a thread block per multiprocessor; each takes every so-manyth tile
 //   warp 8    one thread copies tiles of x and rows of W into a ring of stages
 //   warps 0-7 two warpgroups of 64 rows each
 //
-// Floor: 2 T N K floating-point operations at the device's bf16 rate (about 790 TFLOP/s on an H200).
+// Floor: 2 T N K floating-point operations at the device's bf16 rate (about 750 TFLOP/s on an H200).
 #include <cuda.h>
 #include <cuda_bf16.h>
 
@@ -27,84 +26,75 @@ constexpr int kConsumerWarps = 8;
 constexpr int kConsumers = 32 * kConsumerWarps;
 constexpr int kThreads = kConsumers + 32;
 constexpr int kTileRows = 128;
-constexpr int kRowBytes = kBlockK * 2;
+constexpr int kRowBytes = kBlockRowBytes;
 constexpr int kShared = 227 * 1024;
-// Clusters of rows whose tiles are worked on together, so that x and W come from L2 more often than from
-// memory.
-constexpr int kRowClustersTogether = 8;
+// Tiles of rows that are worked on together, so that x and W come from L2 more often than from memory.
+constexpr int kRowTilesTogether = 16;
 
 template <int kOutputs>
 struct TiledShape {
+  // Copies of W take this many rows: they never cross the border between two packed blocks.
+  static constexpr int kCopyRows = kOutputs % 128 == 0 ? 128 : kOutputs % 64 == 0 ? 64 : 32;
   static constexpr int kXBytes = kTileRows * kRowBytes;
   static constexpr int kStageBytes = kXBytes + kOutputs * kRowBytes;
   static constexpr int kStages = (kShared - 1024 - 256) / kStageBytes;
   static constexpr int kSharedBytes = 1024 + kStages * (kStageBytes + 16);
-  static_assert(kStageBytes % 1024 == 0 && kStages >= 3);
+  static_assert(kOutputs % kCopyRows == 0 && kStageBytes % 1024 == 0 && kStages >= 3);
 };
 
 struct TiledTask {
-  const uint8_t* weight;
   void* y;
   int64_t y_stride;
-  int32_t rows, out_features, padded_outputs;
+  int32_t rows, out_features;
   int32_t k_blocks, last_tile, last_tile_rows;  // of the packed weight
-  int32_t row_clusters, output_tiles;
+  int32_t row_tiles, output_tiles;
   bool y_is_f32, y_is_aligned;
 };
 
 struct Tile {
-  int32_t row, output;  // the first of the cluster
+  int32_t row, output;  // the first
 
-  // Tiles in groups of kRowClustersTogether clusters of rows, inside a group the rows run fastest.
-  template <int kOutputs, int kCluster>
+  // Tiles in groups of kRowTilesTogether tiles of rows, inside a group the rows run fastest.
+  template <int kOutputs>
   static __device__ __forceinline__ Tile At(const TiledTask& task, int32_t index) {
-    const int32_t per_group = kRowClustersTogether * task.output_tiles;
-    const int32_t first = index / per_group * kRowClustersTogether;
-    const int32_t together = min(task.row_clusters - first, kRowClustersTogether);
+    const int32_t per_group = kRowTilesTogether * task.output_tiles;
+    const int32_t first = index / per_group * kRowTilesTogether;
+    const int32_t together = min(task.row_tiles - first, kRowTilesTogether);
     const int32_t within = index % per_group;
-    return {(first + within % together) * (kCluster * kTileRows), within / together * kOutputs};
+    return {(first + within % together) * kTileRows, within / together * kOutputs};
   }
 };
 
-template <int kOutputs, int kCluster>
-__device__ __forceinline__ void Produce(const TiledTask& task, const CUtensorMap* x, uint32_t stages,
-                                        uint32_t full, uint32_t empty) {
+template <int kOutputs>
+__device__ __forceinline__ void Produce(const TiledTask& task, const CUtensorMap* x,
+                                        const CUtensorMap* weight, uint32_t stages, uint32_t full,
+                                        uint32_t empty) {
   using Shape = TiledShape<kOutputs>;
-  constexpr int kShare = kOutputs / kCluster;
-  const int32_t rank = kCluster == 1 ? 0 : static_cast<int32_t>(ptx::ClusterRank());
-  const int32_t tiles = task.row_clusters * task.output_tiles;
-  const auto step = static_cast<int32_t>(gridDim.x / kCluster);
+  constexpr int kCopies = kOutputs / Shape::kCopyRows;
+  const int32_t tiles = task.row_tiles * task.output_tiles;
   int stage = 0;
   uint32_t parity = 1;  // the first round finds the stages empty
-  for (auto index = static_cast<int32_t>(blockIdx.x / kCluster); index < tiles; index += step) {
-    const Tile tile = Tile::At<kOutputs, kCluster>(task, index);
-    const int32_t outputs = min(kOutputs, task.padded_outputs - tile.output);
-    const int32_t begin = min(rank * kShare, outputs), end = min(begin + kShare, outputs);
+  for (auto index = static_cast<int32_t>(blockIdx.x); index < tiles;
+       index += static_cast<int32_t>(gridDim.x)) {
+    const Tile tile = Tile::At<kOutputs>(task, index);
+    // Packed rows of the copies at k block 0, and how far the next k block is. Outputs beyond the last are
+    // whatever follows in memory, or zeros; they are never stored.
+    int32_t packed_row[kCopies], k_step[kCopies];
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i) {
+      const int32_t output = tile.output + i * Shape::kCopyRows, block = output / kBlockOutputs;
+      packed_row[i] = block * kBlockOutputs * task.k_blocks + output % kBlockOutputs;
+      k_step[i] = block >= task.last_tile ? task.last_tile_rows : kBlockOutputs;
+    }
     for (int32_t k = 0; k < task.k_blocks; ++k) {
-      if constexpr (kCluster == 1) {
-        ptx::BarrierWait(empty + 8 * stage, parity);
-      } else {
-        ptx::BarrierWaitCluster(empty + 8 * stage, parity);
-      }
+      ptx::BarrierWait(empty + 8 * stage, parity);
       const uint32_t to = stages + stage * Shape::kStageBytes, barrier = full + 8 * stage;
-      ptx::BarrierArriveExpecting(barrier, Shape::kXBytes + outputs * kRowBytes);
-      ptx::CopyTile(to, x, k * kBlockK, tile.row + rank * kTileRows, barrier, ptx::kEvictLast);
-      for (int32_t row = begin; row < end;) {  // at most two packed blocks
-        const int32_t block = (tile.output + row) / kBlockOutputs,
-                      inside = (tile.output + row) % kBlockOutputs;
-        const int32_t rows = min(end - row, kBlockOutputs - inside);
-        const int32_t block_rows = block == task.last_tile ? task.last_tile_rows : kBlockOutputs;
-        const int64_t packed_row =
-            int64_t{block} * kBlockOutputs * task.k_blocks + int64_t{k} * block_rows + inside;
-        const uint32_t row_to = to + Shape::kXBytes + row * kRowBytes;
-        if constexpr (kCluster == 1) {
-          ptx::CopyBulk(row_to, task.weight + packed_row * kRowBytes, rows * kRowBytes, barrier,
-                        ptx::kEvictLast);
-        } else {
-          ptx::CopyBulkMulticast(row_to, task.weight + packed_row * kRowBytes, rows * kRowBytes, barrier,
-                                 (1 << kCluster) - 1, ptx::kEvictLast);
-        }
-        row += rows;
+      ptx::BarrierArriveExpecting(barrier, Shape::kStageBytes);
+      ptx::CopyTile(to, x, k * kBlockK, tile.row, barrier, ptx::kEvictNormal);
+#pragma unroll
+      for (int i = 0; i < kCopies; ++i) {
+        ptx::CopyTile(to + Shape::kXBytes + i * (Shape::kCopyRows * kRowBytes), weight, 0,
+                      packed_row[i] + k * k_step[i], barrier, ptx::kEvictNormal);
       }
       if (++stage == Shape::kStages) {
         stage = 0;
@@ -185,28 +175,22 @@ __device__ __forceinline__ void StoreTile(const TiledTask& task, const float (&d
   }
 }
 
-template <int kOutputs, int kCluster>
+template <int kOutputs>
 __device__ __forceinline__ void Consume(const TiledTask& task, uint32_t stages, uint32_t full,
                                         uint32_t empty) {
   using Shape = TiledShape<kOutputs>;
-  const int32_t rank = kCluster == 1 ? 0 : static_cast<int32_t>(ptx::ClusterRank());
-  const int32_t tiles = task.row_clusters * task.output_tiles;
-  const auto step = static_cast<int32_t>(gridDim.x / kCluster);
+  const int32_t tiles = task.row_tiles * task.output_tiles;
   const int warpgroup = static_cast<int>(threadIdx.x) / 128, lane = static_cast<int>(threadIdx.x) % 32;
-  const int32_t rank_row = rank * kTileRows + static_cast<int32_t>(threadIdx.x) / 32 * 16;
   const auto release = [&](int stage) {
     __syncwarp();
-    if constexpr (kCluster == 1) {
-      if (lane == 0) ptx::BarrierArrive(empty + 8 * stage);
-    } else {
-      if (lane < kCluster) ptx::BarrierArriveRemote(empty + 8 * stage, lane);
-    }
+    if (lane == 0) ptx::BarrierArrive(empty + 8 * stage);
   };
   float d[kOutputs / 2];
   int stage = 0;
   uint32_t parity = 0;
-  for (auto index = static_cast<int32_t>(blockIdx.x / kCluster); index < tiles; index += step) {
-    int busy = -1;  // the stage that the products before this block's still read
+  for (auto index = static_cast<int32_t>(blockIdx.x); index < tiles;
+       index += static_cast<int32_t>(gridDim.x)) {
+    int busy = -1;  // the stage that the products before this one's still read
     for (int32_t k = 0; k < task.k_blocks; ++k) {
       ptx::BarrierWait(full + 8 * stage, parity);
       const uint32_t x = stages + stage * Shape::kStageBytes;
@@ -230,14 +214,15 @@ __device__ __forceinline__ void Consume(const TiledTask& task, uint32_t stages, 
     }
     ptx::WgmmaWait<0>();
     release(busy);
-    const Tile tile = Tile::At<kOutputs, kCluster>(task, index);
-    StoreTile<kOutputs>(task, d, tile.row + rank_row, tile.output);
+    const Tile tile = Tile::At<kOutputs>(task, index);
+    StoreTile<kOutputs>(task, d, tile.row + static_cast<int32_t>(threadIdx.x) / 32 * 16, tile.output);
   }
 }
 
-template <int kOutputs, int kCluster>
+template <int kOutputs>
 __global__ void __launch_bounds__(kThreads, 1)
-    LinearTiledKernel(const __grid_constant__ CUtensorMap x, const TiledTask task) {
+    LinearTiledKernel(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap weight,
+                      const TiledTask task) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   using Shape = TiledShape<kOutputs>;
   extern __shared__ uint8_t shared[];
@@ -245,78 +230,88 @@ __global__ void __launch_bounds__(kThreads, 1)
   const uint32_t full = stages + Shape::kStages * Shape::kStageBytes, empty = full + 8 * Shape::kStages;
   if (threadIdx.x == kConsumers) {
     ptx::PrefetchTensorMap(&x);
+    ptx::PrefetchTensorMap(&weight);
     for (int stage = 0; stage < Shape::kStages; ++stage) {
       ptx::BarrierInit(full + 8 * stage, 1);
-      ptx::BarrierInit(empty + 8 * stage, kConsumerWarps * kCluster);
+      ptx::BarrierInit(empty + 8 * stage, kConsumerWarps);
     }
     ptx::BarrierInitFence();
   }
   __syncthreads();
-  if constexpr (kCluster > 1) ptx::ClusterSync();
   LetNextKernelStart();
   WaitForPreviousKernel();
+  // In this order: with the consumers' branch first, nvcc 13.0 serializes the products (ptxas C7518).
   if (threadIdx.x >= kConsumers) {
-    if (threadIdx.x == kConsumers) Produce<kOutputs, kCluster>(task, &x, stages, full, empty);
-    __syncwarp();
+    if (threadIdx.x == kConsumers) Produce<kOutputs>(task, &x, &weight, stages, full, empty);
   } else {
-    Consume<kOutputs, kCluster>(task, stages, full, empty);
+    Consume<kOutputs>(task, stages, full, empty);
   }
-  // The other block may still copy into this one's memory or arrive at its barriers.
-  if constexpr (kCluster > 1) ptx::ClusterSync();
 #endif
 }
 
-template <int kOutputs, int kCluster>
-int64_t Waves(const TiledTask& task, const CudaContext& context) {
-  const int64_t row_clusters = CeilDiv(task.rows, kCluster * kTileRows);
-  return CeilDiv(row_clusters * CeilDiv(task.out_features, kOutputs), context.multiprocessors / kCluster);
-}
-
-template <int kOutputs, int kCluster>
-cudaError_t LaunchTiles(ConstMatrixView x, TiledTask task, const CudaContext& context) {
+template <int kOutputs>
+cudaError_t LaunchTiles(ConstMatrixView x, const PackedWeight& weight, TiledTask task,
+                        const CudaContext& context) {
   using Shape = TiledShape<kOutputs>;
-  const auto kernel = LinearTiledKernel<kOutputs, kCluster>;
+  const auto kernel = LinearTiledKernel<kOutputs>;
   cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::kSharedBytes);
   if (error != cudaSuccess) return error;
-  CUtensorMap map;
-  error = MakeRowsTensorMap(x, kTileRows, &map);
+  CUtensorMap x_map, weight_map;
+  error = MakeRowsTensorMap(x, kTileRows, BoxLayout::kSwizzled, &x_map);
   if (error != cudaSuccess) return error;
-  task.row_clusters = static_cast<int32_t>(CeilDiv(task.rows, kCluster * kTileRows));
+  const ConstMatrixView packed(weight.data, DType::kBf16, weight.PackedRows(), kBlockK, kBlockK);
+  error = MakeRowsTensorMap(packed, Shape::kCopyRows, BoxLayout::kPlain, &weight_map);
+  if (error != cudaSuccess) return error;
   task.output_tiles = static_cast<int32_t>(CeilDiv(task.out_features, kOutputs));
-  const int64_t clusters =
-      std::min<int64_t>(context.multiprocessors / kCluster, int64_t{task.row_clusters} * task.output_tiles);
-  const LaunchShape shape = {.grid = Grid(clusters * kCluster),
-                             .block = dim3(kThreads),
-                             .shared_bytes = Shape::kSharedBytes,
-                             .cluster = kCluster};
-  return Launch(context, shape, kernel, map, task);
+  const int64_t blocks =
+      std::min<int64_t>(context.multiprocessors, int64_t{task.row_tiles} * task.output_tiles);
+  const LaunchShape shape = {
+      .grid = Grid(blocks), .block = dim3(kThreads), .shared_bytes = Shape::kSharedBytes};
+  return Launch(context, shape, kernel, x_map, weight_map, task);
 }
+
+// The widths, with the time of one tile as measured on an H200 (in outputs of the widest).
+struct Width {
+  int outputs;
+  int64_t time;
+  cudaError_t (*launch)(ConstMatrixView, const PackedWeight&, TiledTask, const CudaContext&);
+};
+constexpr Width kWidths[] = {{256, 256, LaunchTiles<256>},
+                             {192, 190, LaunchTiles<192>},
+                             {160, 176, LaunchTiles<160>},
+                             {128, 135, LaunchTiles<128>}};
 
 }  // namespace
 
 cudaError_t LaunchLinearTiled(ConstMatrixView x, const PackedWeight& weight, MatrixView y,
                               const CudaContext& context) {
   if (context.compute_capability != 90) return cudaErrorNotSupported;
+  if (weight.PackedRows() > INT32_MAX / 2) return cudaErrorNotSupported;  // row numbers are 32-bit
   TiledTask task = {};
-  task.weight = static_cast<const uint8_t*>(weight.data);
   task.y = y.data;
   task.y_stride = y.row_stride;
   task.rows = static_cast<int32_t>(x.rows);
   task.out_features = static_cast<int32_t>(weight.out_features);
-  task.padded_outputs = static_cast<int32_t>(CeilDiv(weight.out_features, 8) * 8);
   task.k_blocks = static_cast<int32_t>(weight.KBlocks());
   task.last_tile = static_cast<int32_t>(weight.Tiles() - 1);
   task.last_tile_rows = static_cast<int32_t>(weight.LastTileRows());
+  task.row_tiles = static_cast<int32_t>(CeilDiv(x.rows, kTileRows));
   task.y_is_f32 = y.dtype == DType::kF32;
   task.y_is_aligned =
       reinterpret_cast<uintptr_t>(y.data) % 16 == 0 && y.row_stride * SizeOf(y.dtype) % 16 == 0;
-  if (x.rows <= kTileRows) return LaunchTiles<128, 1>(x, task, context);
-  // The last wave of tiles leaves multiprocessors idle; narrower tiles leave fewer, and are a little slower.
-  constexpr int64_t kOverhead = 16;  // in outputs, per tile
-  const int64_t wide = Waves<256, 2>(task, context) * (256 + kOverhead);
-  const int64_t narrow = Waves<160, 2>(task, context) * (160 + kOverhead);
-  return narrow < wide ? LaunchTiles<160, 2>(x, task, context) : LaunchTiles<256, 2>(x, task, context);
+  // The last wave of tiles leaves multiprocessors idle; how many depends on the width.
+  const Width* best = nullptr;
+  int64_t best_time = 0;
+  for (const Width& width : kWidths) {
+    const int64_t tiles = task.row_tiles * CeilDiv(weight.out_features, width.outputs);
+    const int64_t time = CeilDiv(tiles, context.multiprocessors) * width.time;
+    if (best == nullptr || time < best_time) {
+      best = &width;
+      best_time = time;
+    }
+  }
+  return best->launch(x, weight, task, context);
 }
 
 }  // namespace dflash

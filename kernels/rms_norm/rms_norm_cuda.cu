@@ -8,11 +8,13 @@
 namespace dflash::backend {
 namespace {
 
-// A team of threads works on one group of D columns: a warp for heads, a block for hidden states. Thread i of
-// the team holds chunks i, i + team, ... Both passes of a thread touch the same elements, so y may be x.
+// A team of threads works on one group of D columns: half a warp or a warp for heads, a block for hidden
+// states; D alone decides. Thread i of the team holds chunks i, i + team, ... Both passes of a thread touch
+// the same elements, so y may be x.
 constexpr int kBlockThreads = 256;
 constexpr int kMaxThreads = 1024;
-constexpr int64_t kWarpColumns = 1024;  // the widest group of a warp
+constexpr int kBlockTeam = 0;                                   // kTeam of a whole block
+constexpr int64_t kHalfWarpColumns = 128, kWarpColumns = 1024;  // the widest groups of smaller teams
 
 enum class Gate { kNone, kSilu, kSigmoid };
 
@@ -25,13 +27,13 @@ struct NormTask {
 };
 
 // The sum over the team, the same order in every thread.
-template <bool kWarpTeam>
+template <int kTeam>
 __device__ __forceinline__ float TeamSum(float value) {
 #pragma unroll
-  for (int distance = 16; distance > 0; distance /= 2) {
+  for (int distance = (kTeam == 16 ? 16 : 32) / 2; distance > 0; distance /= 2) {
     value += __shfl_xor_sync(0xffffffffu, value, distance);
   }
-  if constexpr (!kWarpTeam) {
+  if constexpr (kTeam == kBlockTeam) {
     __shared__ float of_warp[kMaxThreads / 32];
     if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = value;
     __syncthreads();
@@ -41,40 +43,51 @@ __device__ __forceinline__ float TeamSum(float value) {
   return value;
 }
 
-template <bool kWarpTeam, bool kVectorized, bool kAdd, Gate kGate>
+template <int kTeam, bool kVectorized, bool kAdd, Gate kGate>
 __global__ void NormKernel(const NormTask task) {
   LetNextKernelStart();
-  const int64_t team_size = kWarpTeam ? 32 : blockDim.x;
-  const int64_t member = kWarpTeam ? threadIdx.x % 32 : threadIdx.x;
-  const int64_t team = kWarpTeam ? static_cast<int64_t>(blockIdx.x) * (kBlockThreads / 32) + threadIdx.x / 32
-                                 : static_cast<int64_t>(blockIdx.x);
-  if (team >= task.rows * task.groups) return;  // a whole warp or block
+  const int team_size = kTeam == kBlockTeam ? static_cast<int>(blockDim.x) : kTeam;
+  const int64_t member = threadIdx.x % team_size;
+  int64_t team = static_cast<int64_t>(blockIdx.x) * (blockDim.x / team_size) + threadIdx.x / team_size;
+  const int64_t teams = task.rows * task.groups;
+  const bool exists = team < teams;
+  if (!exists) team = teams - 1;  // computes along, for the shuffles' sake, and stores nothing
   WaitForPreviousKernel();
   const int64_t row = team / task.groups, start = team % task.groups * task.dim;
   __nv_bfloat16* x = task.x.Row(row) + start;
   __nv_bfloat16* y = task.y.Row(row) + start;
   const __nv_bfloat16* other = task.other.Row(row) + start;
 
-  float sum = 0;
-  for (int64_t col = member * kChunk; col < task.dim; col += team_size * kChunk) {
-    const int count = static_cast<int>(min(task.dim - col, int64_t{kChunk}));
-    float values[kChunk];
+  const auto load = [&](int64_t col, int count, float(&values)[kChunk]) {
     Load<kVectorized>(x + col, count, values);
     if constexpr (kAdd) {
       float delta[kChunk];
       Load<kVectorized>(other + col, count, delta);
 #pragma unroll
       for (int i = 0; i < kChunk; ++i) values[i] = Rounded(values[i] + delta[i]);
-      Store<kVectorized>(x + col, count, values);
+      if (exists) Store<kVectorized>(x + col, count, values);
     }
+  };
+  const auto count_at = [&](int64_t col) {
+    return static_cast<int>(max(min(task.dim - col, int64_t{kChunk}), int64_t{0}));
+  };
+  // The first chunk stays in registers; in all shapes of the models it is the only one.
+  const int64_t first_col = member * kChunk, step = int64_t{team_size} * kChunk;
+  const int first_count = count_at(first_col);
+  float first[kChunk] = {};
+  if (first_count > 0) load(first_col, first_count, first);
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < kChunk; ++i) sum = fmaf(first[i], first[i], sum);
+  for (int64_t col = first_col + step; col < task.dim; col += step) {
+    float values[kChunk];
+    load(col, count_at(col), values);
 #pragma unroll
     for (int i = 0; i < kChunk; ++i) sum = fmaf(values[i], values[i], sum);
   }
-  const float scale = 1.0f / sqrtf(TeamSum<kWarpTeam>(sum) / static_cast<float>(task.dim) + task.eps);
-  for (int64_t col = member * kChunk; col < task.dim; col += team_size * kChunk) {
-    const int count = static_cast<int>(min(task.dim - col, int64_t{kChunk}));
-    float values[kChunk], gates[kChunk];
-    Load<kVectorized>(x + col, count, values);
+  const float scale = 1.0f / sqrtf(TeamSum<kTeam>(sum) / static_cast<float>(task.dim) + task.eps);
+  const auto finish = [&](int64_t col, int count, float(&values)[kChunk]) {
+    float gates[kChunk];
     if constexpr (kGate != Gate::kNone) Load<kVectorized>(other + col, count, gates);
 #pragma unroll
     for (int i = 0; i < kChunk; ++i) {
@@ -83,7 +96,13 @@ __global__ void NormKernel(const NormTask task) {
       if constexpr (kGate == Gate::kSilu) values[i] *= SiluF32(gates[i]);
       if constexpr (kGate == Gate::kSigmoid) values[i] *= SigmoidF32(gates[i]);
     }
-    Store<kVectorized>(y + col, count, values);
+    if (exists) Store<kVectorized>(y + col, count, values);
+  };
+  if (first_count > 0) finish(first_col, first_count, first);
+  for (int64_t col = first_col + step; col < task.dim; col += step) {
+    float values[kChunk];
+    Load<kVectorized>(x + col, count_at(col), values);
+    finish(col, count_at(col), values);
   }
 }
 
@@ -101,21 +120,23 @@ cudaError_t LaunchNorm(ConstMatrixView x, ConstMatrixView other, ConstMatrixView
   task.offset = offset;
   task.eps = eps;
   const int64_t teams = task.rows * task.groups;
-  const bool warp_team = task.dim <= kWarpColumns;
   const bool vectorized = IsVectorized(x) && IsVectorized(y) && IsVectorized(other) && task.dim % kChunk == 0;
-  LaunchShape shape;
-  if (warp_team) {
-    shape.grid = Grid(CeilDiv(teams, kBlockThreads / 32));
-    shape.block = dim3(kBlockThreads);
-  } else {
-    const int64_t chunks = CeilDiv(task.dim, kChunk);
-    shape.grid = Grid(teams);
-    shape.block = dim3(static_cast<unsigned>(std::min<int64_t>(CeilDiv(chunks, 32) * 32, kMaxThreads)));
+  const auto launch = [&](auto kernel, int64_t threads, int64_t teams_per_block) {
+    const LaunchShape shape = {.grid = Grid(CeilDiv(teams, teams_per_block)),
+                               .block = dim3(static_cast<unsigned>(threads))};
+    return Launch(CudaOf(stream), shape, kernel, task);
+  };
+  if (task.dim <= kHalfWarpColumns) {
+    return launch(vectorized ? NormKernel<16, true, kAdd, kGate> : NormKernel<16, false, kAdd, kGate>,
+                  kBlockThreads, kBlockThreads / 16);
   }
-  const auto kernel =
-      warp_team ? (vectorized ? NormKernel<true, true, kAdd, kGate> : NormKernel<true, false, kAdd, kGate>)
-                : (vectorized ? NormKernel<false, true, kAdd, kGate> : NormKernel<false, false, kAdd, kGate>);
-  return Launch(CudaOf(stream), shape, kernel, task);
+  if (task.dim <= kWarpColumns) {
+    return launch(vectorized ? NormKernel<32, true, kAdd, kGate> : NormKernel<32, false, kAdd, kGate>,
+                  kBlockThreads, kBlockThreads / 32);
+  }
+  return launch(
+      vectorized ? NormKernel<kBlockTeam, true, kAdd, kGate> : NormKernel<kBlockTeam, false, kAdd, kGate>,
+      std::min<int64_t>(CeilDiv(CeilDiv(task.dim, kChunk), 32) * 32, kMaxThreads), 1);
 }
 
 float OffsetOf(NormWeight weight) { return weight == NormWeight::kOnePlus ? 1.0f : 0.0f; }

@@ -304,25 +304,26 @@ TEST(SamplingLawTest, NeighbouringPositionsAreIndependent) {
 
 TEST(SamplingTest, RefusesShapesThatDisagree) {
   const Stream stream = Stream::Create({.threads = 1}).value();
-  const HostMatrix<float> logits(1, 4);
-  const HostMatrix<bf16> narrow(1, 4);
-  SamplingParams params;
-  int64_t position = 0;
-  int32_t token = 0;
+  const DeviceMatrix logits = DeviceMatrix::Input(HostMatrix<float>(1, 4), stream);
+  const DeviceMatrix narrow = DeviceMatrix::Input(HostMatrix<bf16>(1, 4), stream);
+  DeviceArray<SamplingParams> params({{}}, stream);
+  DeviceArray<int64_t> position({0}, stream);
+  DeviceArray<int32_t> token({0}, stream);
   const auto sample = [&](ConstMatrixView view, int64_t vocabulary) {
-    const absl::StatusCode code = ArgmaxRows(view, vocabulary, &token, stream).code();
-    EXPECT_EQ(SampleRows(view, &params, &position, vocabulary, &token, stream).code(), code);
+    const absl::StatusCode code = ArgmaxRows(view, vocabulary, token.data(), stream).code();
+    EXPECT_EQ(SampleRows(view, params.data(), position.data(), vocabulary, token.data(), stream).code(),
+              code);
     return code;
   };
+  const void* data = logits.view().data;
   EXPECT_EQ(sample(logits.view(), 4), absl::StatusCode::kOk);
   EXPECT_EQ(sample(logits.view(), 5), kBad);
   EXPECT_EQ(sample(logits.view(), 0), kBad);
   EXPECT_EQ(sample(narrow.view(), 4), kBad);
-  EXPECT_EQ(
-      sample(ConstMatrixView(logits.values.data(), DType::kF32, 0, kMaxVocabulary + 1, kMaxVocabulary + 1),
-             kMaxVocabulary + 1),
-      kBad);
-  EXPECT_EQ(sample(ConstMatrixView(logits.values.data(), DType::kF32, 0, 4, 4), 4), absl::StatusCode::kOk);
+  EXPECT_EQ(sample(ConstMatrixView(data, DType::kF32, 0, kMaxVocabulary + 1, kMaxVocabulary + 1),
+                   kMaxVocabulary + 1),
+            kBad);
+  EXPECT_EQ(sample(ConstMatrixView(data, DType::kF32, 0, 4, 4), 4), absl::StatusCode::kOk);
 }
 
 }  // namespace

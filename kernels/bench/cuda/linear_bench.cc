@@ -29,19 +29,6 @@ constexpr Shape kDrafterShapes[] = {
 constexpr int64_t kMaxRows = 8192;
 constexpr int64_t kSlabBytes = int64_t{8} << 30;
 
-struct Variant {
-  const char* name;
-  MatrixUnit unit;
-  StreamTuning tuning;
-};
-constexpr Variant kVariants[] = {
-    {"wgmma", MatrixUnit::kWarpgroup, {4, false}},
-    {"wgmma, no L2 ahead", MatrixUnit::kWarpgroup, {0, false}},
-    {"wgmma, L2 ahead 10", MatrixUnit::kWarpgroup, {10, false}},
-    {"wgmma, deep ring", MatrixUnit::kWarpgroup, {4, true}},
-    {"mma.sync", MatrixUnit::kWarp, {4, false}},
-};
-
 class LinearBench {
  public:
   explicit LinearBench(const Stream& stream)
@@ -62,12 +49,10 @@ class LinearBench {
     return weight;
   }
 
-  absl::Status Streamed(const Shape& shape, int64_t rows, const Variant& variant) {
+  absl::Status Streamed(const Shape& shape, int64_t rows) {
     const ConstMatrixView x(x_.data(), DType::kBf16, rows, shape.K, shape.K);
     const MatrixView y(y_.data(), DType::kBf16, rows, shape.N, shape.N);
-    return CudaStatus(
-        LaunchLinearStream(x, shape.At(NextWeight(shape)), y, variant.unit, CudaOf(stream_), variant.tuning),
-        "stream");
+    return CudaStatus(LaunchLinearStream(x, shape.At(NextWeight(shape)), y, CudaOf(stream_)), "stream");
   }
   absl::Status Tiled(const Shape& shape, int64_t rows) {
     const ConstMatrixView x(x_.data(), DType::kBf16, rows, shape.K, shape.K);
@@ -86,8 +71,8 @@ class LinearBench {
     return time.median / launches;
   }
 
-  void Shapes(const Variant& variant) {
-    std::printf("\nVERIFY, %s: us (TB/s)\n%-16s", variant.name, "rows");
+  void Shapes() {
+    std::printf("\nVERIFY: us (TB/s)\n%-16s", "rows");
     constexpr int64_t kRows[] = {1, 16, 32, 64, 128, 256};
     for (int64_t rows : kRows) std::printf("%16lld", static_cast<long long>(rows));
     std::printf("\n");
@@ -95,16 +80,14 @@ class LinearBench {
       std::printf("%-16s", shape.name);
       const int launches = static_cast<int>(std::max(1.0, 4e9 / shape.Bytes()));
       for (int64_t rows : kRows) {
-        const double us = MicrosecondsPerCall(launches, [&] { return Streamed(shape, rows, variant); });
+        const double us = MicrosecondsPerCall(launches, [&] { return Streamed(shape, rows); });
         std::printf("%9.2f (%.2f)", us, shape.Bytes() / us * 1e-6);
       }
       std::printf("\n");
       std::fflush(stdout);
     };
     for (const Shape& shape : kShapes) line(shape);
-    if (&variant == &kVariants[0]) {
-      for (const Shape& shape : kDrafterShapes) line(shape);
-    }
+    for (const Shape& shape : kDrafterShapes) line(shape);
   }
 
   template <typename Call>
@@ -117,22 +100,21 @@ class LinearBench {
     }
   }
 
-  void Sequence(const Variant& variant, const Ceilings& ceilings) {
+  void Sequence(const Ceilings& ceilings) {
     double bytes = 0;
     for (const Shape& shape : kShapes) bytes += shape.count * shape.Bytes();
-    std::printf("%-22s", variant.name);
     for (int64_t rows : {1, 8, 16, 32, 64, 128, 256}) {
       const Microseconds time = TimeReplays(stream_, [&] {
         absl::Status status;
-        ForEachLayer([&](const Shape& shape) { status.Update(Streamed(shape, rows, variant)); });
-        status.Update(Streamed(kShapes[5], rows, variant));
+        ForEachLayer([&](const Shape& shape) { status.Update(Streamed(shape, rows)); });
+        status.Update(Streamed(kShapes[5], rows));
         return status;
       });
-      std::printf(" | %3lld: %6.3f [%.3f %.3f] %3.0f%%", static_cast<long long>(rows), time.median * 1e-3,
-                  time.low * 1e-3, time.high * 1e-3, 100 * bytes / time.median * 1e6 / ceilings.read);
+      std::printf("  %3lld rows: %6.3f [%.3f %.3f] %3.0f%%\n", static_cast<long long>(rows),
+                  time.median * 1e-3, time.low * 1e-3, time.high * 1e-3,
+                  100 * bytes / time.median * 1e6 / ceilings.read);
       std::fflush(stdout);
     }
-    std::printf("\n");
   }
 
   void Prefill() {
@@ -184,10 +166,8 @@ class LinearBench {
 void RunLinear(const Stream& stream, const Ceilings& ceilings) {
   LinearBench bench(stream);
   std::printf("\nall 257 linear layers, VERIFY, ms [low high] share of the read ceiling, by rows\n");
-  for (const Variant& variant : kVariants) bench.Sequence(variant, ceilings);
-  for (const Variant& variant : kVariants) {
-    if (variant.tuning.prefetch_blocks == 4) bench.Shapes(variant);
-  }
+  bench.Sequence(ceilings);
+  bench.Shapes();
   bench.Prefill();
 }
 

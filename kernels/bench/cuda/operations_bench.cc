@@ -157,8 +157,7 @@ void Chain(const Stream& stream) {
       if (offset + weight.Bytes() > kSlab) offset = 0;
       weight.data = slab.As<uint8_t>() + offset;
       offset += (weight.Bytes() + 1023) / 1024 * 1024;
-      status.Update(
-          CudaStatus(LaunchLinearStream(x, weight, y, MatrixUnit::kWarpgroup, CudaOf(stream)), "linear"));
+      status.Update(CudaStatus(LaunchLinearStream(x, weight, y, CudaOf(stream)), "linear"));
     };
     const ConstMatrixView wide_head = a.weight.view().Cols(0, 256), head = a.weight.view().Cols(0, 128);
     const Microseconds time = TimeReplays(stream, [&] {

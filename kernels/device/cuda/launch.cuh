@@ -34,7 +34,6 @@ struct LaunchShape {
   dim3 grid;
   dim3 block;
   int shared_bytes = 0;
-  int cluster = 1;  // blocks of one cluster along x
 };
 
 // Arguments are converted to the kernel's parameter types. The caller has raised the kernel's limit of
@@ -48,7 +47,7 @@ cudaError_t Launch(const CudaContext& context, const LaunchShape& shape, void (*
   config.blockDim = shape.block;
   config.dynamicSmemBytes = static_cast<size_t>(shape.shared_bytes);
   config.stream = context.stream;
-  cudaLaunchAttribute attributes[3] = {};
+  cudaLaunchAttribute attributes[2] = {};
   config.attrs = attributes;
   // One division of the cache for all kernels: a multiprocessor must run empty to change it, and kernels
   // could not overlap.
@@ -59,13 +58,6 @@ cudaError_t Launch(const CudaContext& context, const LaunchShape& shape, void (*
     cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
-  }
-  if (shape.cluster > 1) {
-    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim.x = static_cast<unsigned>(shape.cluster);
-    attribute.val.clusterDim.y = 1;
-    attribute.val.clusterDim.z = 1;
   }
   return cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...);
 }

@@ -16,7 +16,7 @@ __device__ __forceinline__ void BarrierInit(uint32_t barrier, uint32_t arrivals)
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// Makes initialized barriers visible to the copy engine (and to the cluster); then synchronize the block.
+// Makes initialized barriers visible to the copy engine; then synchronize the block.
 __device__ __forceinline__ void BarrierInitFence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -29,18 +29,6 @@ __device__ __forceinline__ void BarrierArrive(uint32_t barrier) {
 __device__ __forceinline__ void BarrierArriveExpecting(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
-}
-
-// Arrives at the barrier of the same place in block `rank` of the cluster.
-__device__ __forceinline__ void BarrierArriveRemote(uint32_t barrier, uint32_t rank) {
-  asm volatile(
-      "{\n"
-      ".reg .b32 remote;\n"
-      "mapa.shared::cluster.u32 remote, %0, %1;\n"
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n"
-      "}" ::"r"(barrier),
-      "r"(rank)
-      : "memory");
 }
 
 // Spins of a wait before the kernel is declared dead: many seconds, far beyond any legal wait. A bug ends in
@@ -65,35 +53,6 @@ __device__ __forceinline__ void BarrierWait(uint32_t barrier, uint32_t parity) {
   }
 }
 
-// The same where other blocks of the cluster arrive.
-__device__ __forceinline__ void BarrierWaitCluster(uint32_t barrier, uint32_t parity) {
-  for (uint32_t spins = 0;; ++spins) {
-    uint32_t done;
-    asm volatile(
-        "{\n"
-        ".reg .pred done;\n"
-        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, done;\n"
-        "}"
-        : "=r"(done)
-        : "r"(barrier), "r"(parity)
-        : "memory");
-    if (done != 0) return;
-    if (spins > kSpinLimit) __trap();
-  }
-}
-
-__device__ __forceinline__ void ClusterSync() {
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
-__device__ __forceinline__ uint32_t ClusterRank() {
-  uint32_t rank;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-
 // Synchronizes `threads` threads of the block at one of its named barriers 1..15.
 __device__ __forceinline__ void NamedBarrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
@@ -102,6 +61,7 @@ __device__ __forceinline__ void NamedBarrier(int id, int threads) {
 // ---- Asynchronous copies from global to shared memory, reported to a barrier as bytes.
 
 // How long a line is worth keeping in L2: weights are read once, activations by every block.
+inline constexpr uint64_t kEvictNormal = 0x1000000000000000ull;
 inline constexpr uint64_t kEvictFirst = 0x12F0000000000000ull;
 inline constexpr uint64_t kEvictLast = 0x14F0000000000000ull;
 
@@ -113,20 +73,6 @@ __device__ __forceinline__ void CopyBulk(uint32_t to, const void* from, uint32_t
       "[%3], %4;" ::"r"(to),
       "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
       : "memory");
-}
-
-// The same into every block of the cluster that `mask` names, at the same place and barrier in each.
-__device__ __forceinline__ void CopyBulkMulticast(uint32_t to, const void* from, uint32_t bytes,
-                                                  uint32_t barrier, uint16_t mask, uint64_t policy) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint "
-      "[%0], [%1], %2, [%3], %4, %5;" ::"r"(to),
-      "l"(from), "r"(bytes), "r"(barrier), "h"(mask), "l"(policy)
-      : "memory");
-}
-
-__device__ __forceinline__ void PrefetchBulk(const void* from, uint32_t bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }
 
 // The box of a two-dimensional tensor map at (column, row); what lies outside the tensor reads as zero.
@@ -162,13 +108,6 @@ __device__ __forceinline__ int32_t LoadAcquire(const int32_t* flag) {
 __device__ __forceinline__ void LoadMatrix4(uint32_t (&r)[4], uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(address)
-               : "memory");
-}
-
-__device__ __forceinline__ void LoadMatrix2(uint32_t (&r)[2], uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];"
-               : "=r"(r[0]), "=r"(r[1])
                : "r"(address)
                : "memory");
 }

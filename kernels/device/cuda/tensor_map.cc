@@ -2,8 +2,6 @@
 
 #include <cudaTypedefs.h>
 
-#include <algorithm>
-
 namespace dflash {
 namespace {
 
@@ -22,7 +20,7 @@ PFN_cuTensorMapEncodeTiled_v12000 Encoder() {
 
 }  // namespace
 
-cudaError_t MakeRowsTensorMap(ConstMatrixView matrix, int box_rows, CUtensorMap* map) {
+cudaError_t MakeRowsTensorMap(ConstMatrixView matrix, int box_rows, BoxLayout layout, CUtensorMap* map) {
   const auto encode = Encoder();
   if (encode == nullptr) return cudaErrorSymbolNotFound;
   const cuuint64_t size[2] = {static_cast<cuuint64_t>(matrix.cols), static_cast<cuuint64_t>(matrix.rows)};
@@ -31,7 +29,8 @@ cudaError_t MakeRowsTensorMap(ConstMatrixView matrix, int box_rows, CUtensorMap*
   const cuuint32_t element_stride[2] = {1, 1};
   const CUresult result =
       encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<void*>(matrix.data), size, stride, box,
-             element_stride, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+             element_stride, CU_TENSOR_MAP_INTERLEAVE_NONE,
+             layout == BoxLayout::kSwizzled ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }

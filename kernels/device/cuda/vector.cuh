@@ -20,18 +20,22 @@ inline bool IsVectorized(ConstMatrixView view) {
          view.cols % per_vector == 0;
 }
 
+// Eight bf16 as floats.
+__device__ __forceinline__ void Unpack(const uint4& words, float (&values)[kChunk]) {
+  const uint32_t parts[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    values[2 * i] = __uint_as_float(parts[i] << 16);
+    values[2 * i + 1] = __uint_as_float(parts[i] & 0xffff0000u);
+  }
+}
+
 // Reads up to kChunk consecutive elements, zeros beyond `count`. Vectorized: the address is a multiple of 16
 // and count is kChunk. Both forms give a thread the same elements, so that sums do not depend on alignment.
 template <bool kVectorized>
 __device__ __forceinline__ void Load(const __nv_bfloat16* from, int count, float (&values)[kChunk]) {
   if constexpr (kVectorized) {
-    const uint4 words = *reinterpret_cast<const uint4*>(from);
-    const uint32_t parts[4] = {words.x, words.y, words.z, words.w};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      values[2 * i] = __uint_as_float(parts[i] << 16);
-      values[2 * i + 1] = __uint_as_float(parts[i] & 0xffff0000u);
-    }
+    Unpack(*reinterpret_cast<const uint4*>(from), values);
   } else {
 #pragma unroll
     for (int i = 0; i < kChunk; ++i) values[i] = i < count ? __bfloat162float(from[i]) : 0.0f;
