@@ -93,9 +93,12 @@ absl::StatusOr<Group> LoadGroup(const GroupOptions& options, const Log& log) {
                                                    " must be in [2, ", target_config.max_position_embeddings,
                                                    "]"));
   }
-  const int64_t context_pages = (group.max_context_tokens + kPageTokens - 1) / kPageTokens;
-  const int64_t pages = options.cache_tokens == 0 ? options.max_sequences * context_pages
-                                                  : (options.cache_tokens + kPageTokens - 1) / kPageTokens;
+  int64_t pages = options.max_sequences * ((group.max_context_tokens + kPageTokens - 1) / kPageTokens);
+  if (options.cache_tokens > 0) {
+    pages = (options.cache_tokens + kPageTokens - 1) / kPageTokens;
+    // A request that could never fit is refused for its length, and an unset limit means what does fit.
+    group.max_context_tokens = std::min(group.max_context_tokens, pages * kPageTokens);
+  }
   DFLASH_ASSIGN_OR_RETURN(Stream stream,
                           Stream::Create({.threads = options.threads, .device = options.device}));
   group.stream = std::make_unique<Stream>(std::move(stream));

@@ -24,7 +24,7 @@ using asio::ip::tcp;
 constexpr auto kTimeout = std::chrono::seconds(10);  // of one request and its answer
 constexpr uint32_t kMaxHeaderBytes = 8 << 10;
 constexpr uint64_t kMaxBodyBytes = 1 << 10;
-constexpr int kMaxConnections = 64;
+constexpr int kMaxConnections = 512;  // an idle one is closed after kTimeout
 
 // One connection: reads a request, answers, reads the next.
 class Session : public std::enable_shared_from_this<Session> {
