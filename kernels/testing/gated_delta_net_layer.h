@@ -36,9 +36,13 @@ struct GatedDeltaNetSequence {
 
 class GatedDeltaNetLayer {
  public:
-  GatedDeltaNetLayer(const GatedDeltaNetShape& shape, int64_t slots, int64_t max_rows, const Stream& stream)
+  // Rows of the inputs are `extra_stride` elements further apart than they are long, of the outputs three
+  // times as much.
+  GatedDeltaNetLayer(const GatedDeltaNetShape& shape, int64_t slots, int64_t max_rows, const Stream& stream,
+                     int64_t extra_stride = 1)
       : shape_(shape),
         stream_(stream),
+        extra_stride_(extra_stride),
         states_(std::vector<float>(static_cast<size_t>(slots * shape.StateFloats())), stream),
         records_(std::vector<float>(static_cast<size_t>(slots * 2 * max_rows * shape.RecordFloats()),
                                     std::numeric_limits<float>::quiet_NaN()),
@@ -83,12 +87,12 @@ class GatedDeltaNetLayer {
       HostMatrix<float> part = all.Rows(first, rows);
       for (int64_t r = accepted; r < rows; ++r)
         std::fill_n(part.Row(r), part.cols, std::numeric_limits<float>::quiet_NaN());
-      return DeviceMatrix::Activations(part, stream_, 1);
+      return DeviceMatrix::Activations(part, stream_, extra_stride_);
     };
     const DeviceMatrix qkv = input(s.qkv), beta = input(s.beta), decay = input(s.decay);
     DeviceArray<float> a_log(s.a_log.values, stream_), dt_bias(s.dt_bias.values, stream_);
-    const DeviceMatrix o =
-        DeviceMatrix::Output(rows, shape_.value_heads * shape_.value_dim, ActivationDType(), stream_, 3);
+    const DeviceMatrix o = DeviceMatrix::Output(rows, shape_.value_heads * shape_.value_dim,
+                                                ActivationDType(), stream_, 3 * extra_stride_);
     DeviceArray<Segment> segments({{slot, 0, rows, first}}, stream_);
     DeviceArray<int32_t> buffer(buffer_, stream_), count(count_, stream_);
     const GatedDeltaNetInput in = {qkv.view(), beta.view(), decay.view(), a_log.data(), dt_bias.data()};
@@ -103,6 +107,7 @@ class GatedDeltaNetLayer {
 
   GatedDeltaNetShape shape_;
   const Stream& stream_;
+  int64_t extra_stride_;
   DeviceArray<float> states_, records_;
   GatedDeltaNetState state_;
   std::vector<int32_t> buffer_, count_;

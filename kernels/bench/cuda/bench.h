@@ -37,5 +37,6 @@ struct Ceilings {
 };
 void RunLinear(const Stream& stream, const Ceilings& ceilings);
 void RunOperations(const Stream& stream, const Ceilings& ceilings);
+void RunSequences(const Stream& stream, const Ceilings& ceilings);
 
 }  // namespace dflash::bench

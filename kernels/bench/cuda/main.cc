@@ -1,4 +1,4 @@
-// gpu_bench [linear|operations]: tables of what the CUDA kernels reach.
+// gpu_bench [linear|operations|sequences]: tables of what the CUDA kernels reach.
 #include <cuda_runtime_api.h>
 
 #include <cstdio>
@@ -22,5 +22,6 @@ int main(int argc, char** argv) {
   const char* only = argc > 1 ? argv[1] : "";
   if (*only == 0 || std::strcmp(only, "linear") == 0) RunLinear(stream, ceilings);
   if (*only == 0 || std::strcmp(only, "operations") == 0) RunOperations(stream, ceilings);
+  if (*only == 0 || std::strcmp(only, "sequences") == 0) RunSequences(stream, ceilings);
   return 0;
 }

@@ -1,0 +1,63 @@
+// How the CUDA backend divides attention into work. Private to kernels/attention.
+//
+// Rows: the queries of `group` heads that share a KV head are packed, token by token, into tiles of up to 96
+// rows of the matrix instruction. Keys: blocks of 64 on the absolute grid, reduced in two levels: blocks into
+// splits, splits into the result, both in ascending order. Where a split begins is a function of the position
+// alone, so the arithmetic of a row depends on nothing but the keys that it sees; who computes which split,
+// and whether splits meet in registers or in the workspace, changes no bit.
+//
+// Pages: [kv_heads][keys, values][64 tokens][padded head_dim], bf16, zeros in the padding.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "kernels/attention/attention.h"
+#include "kernels/attention/attention_splits_cuda.h"
+#include "kernels/batch/segments.h"
+#include "kernels/device/cuda/context.h"
+#include "kernels/device/cuda/vector.cuh"
+
+namespace dflash {
+
+inline constexpr int kAttentionBlock = 64;  // keys
+inline constexpr int kMaxTileRows = 96;     // packed queries
+inline constexpr int kMaxAttentionSegments = 1024;
+inline constexpr int kMaxHeadDim = 256;
+
+// The head_dim that the kernels compute with: 64, 128 or 256 (beyond that there are pages, but no kernel).
+constexpr int64_t PaddedHeadDim(int64_t head_dim) {
+  if (head_dim <= 64) return 64;
+  return head_dim <= 128 ? 128 : (head_dim + 255) / 256 * 256;
+}
+
+struct AttentionTask {
+  Bf16Rows q, block_k, block_v, out;
+  bool q_aligned, block_aligned, out_aligned;  // heads of whole 16-byte pieces; out: of pairs
+  const __nv_bfloat16* pool;
+  int32_t page_count, kv_heads, group, head_dim;
+  const Segment* segments;
+  int32_t segment_count;
+  const int32_t* context_starts;  // may be null
+  const int32_t* pages;
+  int32_t pages_per_slot;
+  bool causal;
+  int32_t window;    // 0: unlimited
+  float scale_log2;  // scale * log2(e)
+  bool may_split;    // partial results of splits may go through the workspace
+  float* workspace;
+  int32_t slots;      // partial results that the workspace holds
+  int32_t* counters;  // two: the next item, blocks that are done; 0 before and after
+};
+
+// Launches for one padded head_dim; `m_tiles` in 1..3: tiles of 32 * m_tiles rows, at least task.group.
+// `items`: an upper bound of the work items, `rows`: of the step.
+template <int kDim>
+cudaError_t LaunchAttention(AttentionTask task, int m_tiles, int64_t items, int64_t rows,
+                            const CudaContext& context);
+extern template cudaError_t LaunchAttention<64>(AttentionTask, int, int64_t, int64_t, const CudaContext&);
+extern template cudaError_t LaunchAttention<128>(AttentionTask, int, int64_t, int64_t, const CudaContext&);
+extern template cudaError_t LaunchAttention<256>(AttentionTask, int, int64_t, int64_t, const CudaContext&);
+
+}  // namespace dflash

@@ -1,0 +1,313 @@
+// What the GPU adds to attention_test.cc: the models' shapes, splits of all sizes, tiles done whole and in
+// parts, captured launches.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "kernels/attention/attention.h"
+#include "kernels/attention/attention_splits_cuda.h"
+#include "kernels/attention/attention_ref.h"
+#include "kernels/device/buffer.h"
+#include "kernels/device/cuda/graph.h"
+#include "kernels/testing/compare.h"
+#include "kernels/testing/device_matrix.h"
+#include "kernels/testing/host_matrix.h"
+
+namespace dflash {
+namespace {
+
+struct Shape {
+  int64_t heads, kv_heads, dim;
+  float Scale() const { return 1.0f / std::sqrt(static_cast<float>(dim)); }
+};
+constexpr Shape kTarget = {24, 4, 256}, kDrafter = {32, 8, 128}, kTiny = {4, 2, 64}, kTinyThree = {6, 2, 64};
+
+// Weights are rounded to bf16 one by one: relative to the sum of |weight value|.
+constexpr Tolerance kTolerance = {4e-3, 8e-3};
+
+HostMatrix<float> RandomActivations(int64_t rows, int64_t cols, uint32_t seed, float limit,
+                                    const Stream& stream) {
+  return DeviceMatrix::Activations(RandomMatrix<float>(rows, cols, seed, -limit, limit), stream).ToHost();
+}
+
+// One sequence, its keys and values also in pages (all positions; the pages' unwritten rest is NaN).
+class Sequence {
+ public:
+  Sequence(const Shape& shape, int64_t length, uint32_t seed, const Stream& stream)
+      : shape(shape),
+        q(RandomActivations(length, shape.heads * shape.dim, 3 * seed, 4, stream)),
+        k(RandomActivations(length, shape.kv_heads * shape.dim, 3 * seed + 1, 1, stream)),
+        v(RandomActivations(length, shape.kv_heads * shape.dim, 3 * seed + 2, 1, stream)),
+        q_device(DeviceMatrix::Activations(q, stream)),
+        k_device(DeviceMatrix::Activations(k, stream)),
+        v_device(DeviceMatrix::Activations(v, stream)) {}
+
+  Shape shape;
+  HostMatrix<float> q, k, v;
+  DeviceMatrix q_device, k_device, v_device;
+};
+
+class AttentionCudaTest : public ::testing::Test {
+ protected:
+  // Pages for several sequences of a length, in shuffled order, written up to their whole length.
+  struct Cache {
+    KeyValuePool pool;
+    Buffer memory;
+    DeviceArray<int32_t> pages;
+    int64_t slots, pages_per_slot;
+    PageTable table() { return {pages.data(), slots, pages_per_slot}; }
+  };
+  Cache MakeCache(const Shape& shape, int64_t slots, int64_t length) {
+    const int64_t pages_per_slot = (length + kPageTokens - 1) / kPageTokens;
+    std::vector<int32_t> order(static_cast<size_t>(slots * pages_per_slot));
+    std::iota(order.begin(), order.end(), 0);
+    std::shuffle(order.begin(), order.end(), std::mt19937(7));
+    Cache cache = {{.page_count = slots * pages_per_slot, .kv_heads = shape.kv_heads, .head_dim = shape.dim},
+                   {},
+                   DeviceArray<int32_t>(order, stream_),
+                   slots,
+                   pages_per_slot};
+    cache.memory = Buffer::Allocate(cache.pool.page_count * cache.pool.PageBytes(), stream_).value();
+    cache.pool.data = cache.memory.data();
+    const std::vector<uint8_t> poison(static_cast<size_t>(cache.memory.bytes()), 0xff);
+    EXPECT_TRUE(CopyToDevice(cache.memory.data(), poison.data(), cache.memory.bytes(), stream_).ok());
+    EXPECT_TRUE(stream_.Synchronize().ok());
+    return cache;
+  }
+  void Store(Cache& cache, const Sequence& s, int32_t slot, int64_t begin, int64_t end) {
+    const auto rows = static_cast<int32_t>(end - begin);
+    DeviceArray<Segment> segment({{slot, 0, rows, static_cast<int32_t>(begin)}}, stream_);
+    ASSERT_TRUE(StoreKeyValue(s.k_device.view().Rows(begin, rows), s.v_device.view().Rows(begin, rows),
+                              {segment.data(), 1}, nullptr, cache.table(), cache.pool, stream_)
+                    .ok());
+    ASSERT_TRUE(stream_.Synchronize().ok());
+  }
+  // Rows [start, start + rows) of a sequence whose pages hold at least what is before.
+  HostMatrix<float> Run(Cache& cache, const Sequence& s, int32_t slot, int64_t start, int64_t rows,
+                        const AttentionMask& mask) {
+    DeviceArray<Segment> segment({{slot, 0, static_cast<int32_t>(rows), static_cast<int32_t>(start)}},
+                                 stream_);
+    const DeviceMatrix out = DeviceMatrix::Output(rows, s.q.cols, DType::kBf16, stream_);
+    const absl::Status status =
+        Attention(s.q_device.view().Rows(start, rows), s.k_device.view().Rows(start, rows),
+                  s.v_device.view().Rows(start, rows), {segment.data(), 1}, nullptr, cache.table(),
+                  cache.pool, mask, s.shape.Scale(), out.view(), stream_);
+    EXPECT_TRUE(status.ok()) << status;
+    EXPECT_TRUE(out.GuardsIntact());
+    return out.ToHost();
+  }
+  static HostMatrix<double> Oracle(const Sequence& s, int64_t start, int64_t rows,
+                                   const AttentionMask& mask) {
+    HostMatrix<double> out(rows, s.q.cols);
+    for (int64_t t = 0; t < rows; ++t) {
+      for (int64_t h = 0; h < s.shape.heads; ++h) {
+        const int64_t column = h / (s.shape.heads / s.shape.kv_heads) * s.shape.dim;
+        AttentionRef<double>(s.q.Row(start + t) + h * s.shape.dim, start + t, s.k.Row(0) + column,
+                             s.v.Row(0) + column, s.k.cols, 0, start + rows, s.shape.dim, mask,
+                             static_cast<double>(s.shape.Scale()), out.Row(t) + h * s.shape.dim);
+      }
+    }
+    return out;
+  }
+
+  Stream stream_ = *Stream::Create({});
+};
+
+TEST(SplitScheduleTest, SplitsCoverAllBlocksInOrder) {
+  for (bool windowed : {false, true}) {
+    const SplitSchedule schedule = {windowed};
+    for (int32_t block = 0; block < 2000; ++block) {
+      const int32_t split = schedule.SplitOf(block);
+      ASSERT_LE(schedule.FirstBlock(split), block);
+      ASSERT_GT(schedule.FirstBlock(split + 1), block);
+    }
+  }
+  EXPECT_EQ(SplitSchedule{false}.SplitOf(511), 75);
+  EXPECT_EQ(SplitSchedule{false}.SplitOf(512), 76);
+  EXPECT_EQ(SplitSchedule{true}.SplitOf(512), 256);
+}
+
+TEST_F(AttentionCudaTest, MatchesDoubleReferenceAtTheModelsShapes) {
+  struct Case {
+    Shape shape;
+    int64_t start, rows;
+    AttentionMask mask;
+  };
+  for (const Case& c : {Case{kTarget, 0, 1, {}},
+                        {kTarget, 37, 16, {}},
+                        {kTarget, 1000, 16, {}},
+                        {kTarget, 2040, 1, {}},
+                        {kTarget, 100, 70, {}},
+                        {kTarget, 3000, 7, {}},
+                        {kDrafter, 0, 16, {false, 0}},
+                        {kDrafter, 700, 16, {false, 0}},
+                        {kDrafter, 2500, 16, {true, 2048}},
+                        {kDrafter, 2500, 16, {false, 2048}},
+                        {kTiny, 5000, 16, {}},
+                        {kTinyThree, 900, 33, {true, 64}}}) {
+    SCOPED_TRACE(testing::Message() << c.shape.dim << " x " << c.shape.heads << "/" << c.shape.kv_heads
+                                    << " at " << c.start << ", rows " << c.rows << ", window "
+                                    << c.mask.window);
+    const Sequence s(c.shape, c.start + c.rows, 1, stream_);
+    Cache cache = MakeCache(c.shape, 1, s.q.rows);
+    Store(cache, s, 0, 0, c.start);
+    EXPECT_TRUE(
+        Near(Run(cache, s, 0, c.start, c.rows, c.mask), Oracle(s, c.start, c.rows, c.mask), kTolerance));
+  }
+}
+
+// Splits of all three sizes.
+TEST_F(AttentionCudaTest, MatchesDoubleReferenceFarOut) {
+  const Sequence s({2, 1, 64}, 40003, 2, stream_);
+  Cache cache = MakeCache(s.shape, 1, s.q.rows);
+  Store(cache, s, 0, 0, 40000);
+  const HostMatrix<float> out = Run(cache, s, 0, 40000, 3, {});
+  // So many keys average each other out: outputs are near 0.006, rounding errors of the weights too.
+  EXPECT_TRUE(Near(out, Oracle(s, 40000, 3, {}), Tolerance{2e-4, 8e-3}));
+  Store(cache, s, 0, 40000, 40001);
+  EXPECT_TRUE(BitEqual(Run(cache, s, 0, 40001, 1, {}), out.Rows(1, 1)));
+}
+
+// A prefill's tiles go through their splits one after another; a few rows have them spread over the machine
+// and merged from the workspace. Rows of the same text have the same bits.
+TEST_F(AttentionCudaTest, BitsDoNotDependOnTheNumberOfRows) {
+  for (const Shape& shape : {kTarget, kDrafter, kTiny}) {
+    const int64_t start = 1850, rows = shape.dim == 64 ? 2500 : 600;
+    const Sequence s(shape, start + rows, 3, stream_);
+    for (const AttentionMask& mask : {AttentionMask{true, 0}, {true, 300}}) {
+      SCOPED_TRACE(testing::Message() << shape.dim << ", window " << mask.window);
+      Cache cache = MakeCache(shape, 1, s.q.rows);
+      Store(cache, s, 0, 0, start);
+      const HostMatrix<float> together = Run(cache, s, 0, start, rows, mask);
+      EXPECT_TRUE(Near(together.Rows(rows - 3, 3), Oracle(s, start + rows - 3, 3, mask), kTolerance));
+      int64_t stored = start;
+      for (int64_t at :
+           {int64_t{0}, int64_t{13}, int64_t{150}, int64_t{197}, int64_t{198}, int64_t{400}, rows - 64}) {
+        Store(cache, s, 0, stored, start + at);
+        stored = start + at;
+        for (int64_t count : {1, 2, 5, 16, 17, 64}) {
+          ASSERT_TRUE(BitEqual(Run(cache, s, 0, start + at, count, mask), together.Rows(at, count)))
+              << count << " rows from " << at;
+        }
+      }
+    }
+  }
+}
+
+// So many sequences that the workspace cannot hold their partial results, beside few that it can.
+TEST_F(AttentionCudaTest, BitsDoNotDependOnCompany) {
+  const int64_t start = 3000, rows = 16, most = 17;
+  const Sequence s(kTarget, start + rows, 4, stream_);
+  Cache cache = MakeCache(kTarget, most, s.q.rows);
+  for (int32_t slot = 0; slot < most; ++slot) Store(cache, s, slot, 0, start - 100 * (slot % 3));
+  const HostMatrix<float> alone = Run(cache, s, 0, start, rows, {});
+  for (int64_t sequences : {2, 5, 8, 17}) {
+    SCOPED_TRACE(sequences);
+    // The first rows of each belong to it, then come rows of nobody.
+    const DeviceMatrix out = DeviceMatrix::Output(sequences * 20, s.q.cols, DType::kBf16, stream_);
+    HostMatrix<float> q(sequences * 20, s.q.cols), k(q.rows, s.k.cols), v(q.rows, s.k.cols);
+    for (HostMatrix<float>* m : {&q, &k, &v}) {
+      std::fill(m->values.begin(), m->values.end(), std::numeric_limits<float>::quiet_NaN());
+    }
+    std::vector<Segment> segments;
+    for (int32_t i = 0; i < sequences; ++i) {
+      const auto at = static_cast<int32_t>(start) - 100 * (i % 3);
+      segments.push_back({i, 20 * i, i % 3 == 0 ? static_cast<int32_t>(rows) : 1 + i % 16, at});
+      const Segment& segment = segments.back();
+      std::copy_n(s.q.Row(at), segment.row_count * q.cols, q.Row(segment.first_row));
+      std::copy_n(s.k.Row(at), segment.row_count * k.cols, k.Row(segment.first_row));
+      std::copy_n(s.v.Row(at), segment.row_count * v.cols, v.Row(segment.first_row));
+    }
+    const DeviceMatrix q_device = DeviceMatrix::Activations(q, stream_);
+    const DeviceMatrix k_device = DeviceMatrix::Activations(k, stream_),
+                       v_device = DeviceMatrix::Activations(v, stream_);
+    DeviceArray<Segment> list(segments, stream_);
+    ASSERT_TRUE(Attention(q_device.view(), k_device.view(), v_device.view(), {list.data(), list.size()},
+                          nullptr, cache.table(), cache.pool, {}, kTarget.Scale(), out.view(), stream_)
+                    .ok());
+    const HostMatrix<float> got = out.ToHost();
+    EXPECT_TRUE(std::isnan(got.At(19, 0)));
+    for (const Segment& segment : segments) {
+      const HostMatrix<float> want =
+          segment.start_position == start && segment.row_count == rows
+              ? alone
+              : Run(cache, s, segment.slot, segment.start_position, segment.row_count, {});
+      ASSERT_TRUE(BitEqual(got.Rows(segment.first_row, segment.row_count), want)) << segment.slot;
+    }
+  }
+}
+
+// A captured step reads lengths, pages and context starts from device memory.
+TEST_F(AttentionCudaTest, ReplaysWithOtherSegments) {
+  const Sequence s(kTarget, 2200, 5, stream_);
+  Cache cache = MakeCache(kTarget, 2, s.q.rows);
+  Store(cache, s, 0, 0, 2100);
+  Store(cache, s, 1, 0, 600);
+  const DeviceMatrix q = DeviceMatrix::Activations(s.q.Rows(0, 16), stream_),
+                     k = DeviceMatrix::Activations(s.k.Rows(0, 16), stream_),
+                     v = DeviceMatrix::Activations(s.v.Rows(0, 16), stream_);
+  const DeviceMatrix out = DeviceMatrix::Output(16, s.q.cols, DType::kBf16, stream_);
+  DeviceArray<Segment> list({{0, 0, 0, 0}}, stream_);
+  DeviceArray<int32_t> accepted({0}, stream_);
+  auto graph = Graph::Capture(stream_, [&] {
+    const absl::Status status =
+        Attention(q.view(), k.view(), v.view(), {list.data(), 1}, nullptr, cache.table(), cache.pool, {},
+                  kTarget.Scale(), out.view(), stream_);
+    return status.ok() ? StoreKeyValue(k.view(), v.view(), {list.data(), 1}, accepted.data(), cache.table(),
+                                       cache.pool, stream_)
+                       : status;
+  });
+  ASSERT_TRUE(graph.ok()) << graph.status();
+  for (const Segment& segment : {Segment{0, 0, 16, 2100}, {1, 0, 5, 600}, {0, 0, 1, 2107}, {0, 0, 0, 2107}}) {
+    SCOPED_TRACE(segment.start_position);
+    const HostMatrix<float> want =
+        segment.row_count == 0 ? HostMatrix<float>(0, s.q.cols)
+                               : Run(cache, s, segment.slot, segment.start_position, segment.row_count, {});
+    const int32_t count = std::min(segment.row_count, 7);
+    ASSERT_TRUE(CopyToDevice(list.data(), &segment, sizeof(segment), stream_).ok());
+    ASSERT_TRUE(CopyToDevice(accepted.data(), &count, sizeof(count), stream_).ok());
+    for (auto [from, to] : {std::pair(&s.q_device, &q), {&s.k_device, &k}, {&s.v_device, &v}}) {
+      ASSERT_TRUE(CopyRows(from->view().Rows(segment.start_position, segment.row_count),
+                           to->view().Rows(0, segment.row_count), stream_)
+                      .ok());
+    }
+    ASSERT_TRUE(graph->Launch(stream_).ok());
+    EXPECT_TRUE(BitEqual(out.ToHost().Rows(0, segment.row_count), want));
+  }
+}
+
+// A broken query shows in its own heads' outputs, and nowhere else.
+TEST_F(AttentionCudaTest, NanQueryGivesNanOutput) {
+  Sequence s(kTarget, 600, 6, stream_);
+  Cache cache = MakeCache(kTarget, 1, s.q.rows);
+  Store(cache, s, 0, 0, 584);
+  const HostMatrix<float> before = Run(cache, s, 0, 584, 16, {});
+  s.q.At(586, 3 * 256 + 17) = std::numeric_limits<float>::quiet_NaN();
+  s.q_device = DeviceMatrix::Activations(s.q, stream_);
+  HostMatrix<float> after = Run(cache, s, 0, 584, 16, {});
+  for (int64_t d = 0; d < 256; ++d) {
+    ASSERT_TRUE(std::isnan(after.At(2, 3 * 256 + d)));
+    after.At(2, 3 * 256 + d) = before.At(2, 3 * 256 + d);
+  }
+  EXPECT_TRUE(BitEqual(after, before));
+}
+
+TEST_F(AttentionCudaTest, SaysWhatIsNotThere) {
+  const DeviceMatrix x = DeviceMatrix::Activations(HostMatrix<float>(1, 257), stream_);
+  const DeviceMatrix out = DeviceMatrix::Output(1, 257, DType::kBf16, stream_);
+  DeviceArray<Segment> segment({{0, 0, 1, 0}}, stream_);
+  DeviceArray<int32_t> pages({0}, stream_);
+  const absl::Status status =
+      Attention(x.view(), x.view(), x.view(), {segment.data(), 1}, nullptr, {pages.data(), 1, 1},
+                {nullptr, 0, 1, 257}, {}, 1, out.view(), stream_);
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
+  EXPECT_NE(status.message().find("257"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace dflash
