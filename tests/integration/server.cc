@@ -1,5 +1,6 @@
 #include "tests/integration/server.h"
 
+#include <csignal>
 #include <utility>
 
 #include "boost/asio/connect.hpp"
@@ -76,6 +77,11 @@ Server::Server(const std::vector<std::string>& flags) : process_(ServerCommand(f
   ops_address_ = AddressAfter(*line, "ops on ");
   channel_ = grpc::CreateChannel(address_, grpc::InsecureChannelCredentials());
   stub_ = v1::InferenceService::NewStub(channel_);
+}
+
+Server::~Server() {
+  process_.Signal(SIGTERM);
+  EXPECT_TRUE(process_.WaitForExit().has_value()) << "dflashd does not end";
 }
 
 v1::GetLoadResponse Server::Load() {

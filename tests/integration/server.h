@@ -23,6 +23,8 @@ class Server {
  public:
   // Starts the daemon and waits until it serves. Fails the test when it does not.
   explicit Server(const std::vector<std::string>& flags = {});
+  // Asks it to end, so that it cleans up behind itself, and waits.
+  ~Server();
 
   Process& process() { return process_; }
   const std::string& address() const { return address_; }  // HOST:PORT of the public API
