@@ -2,6 +2,8 @@
 
 #include <cstdint>
 #include <string>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "base/status.h"
@@ -10,33 +12,47 @@ namespace dflash {
 namespace {
 
 using Json = nlohmann::ordered_json;
+// An ordered_map is a vector of its members; only its own functions look for keys.
+using Members = Json::object_t::Container;
 
-// Looks at a document without building it and stops at the first thing that is out of bounds.
-class BoundsChecker : public nlohmann::json_sax<Json> {
+Members& MembersOf(Json& object) { return object.get_ref<Json::object_t&>(); }
+
+// Builds a document and stops at the first thing that is out of bounds.
+class Builder : public nlohmann::json_sax<Json> {
  public:
-  explicit BoundsChecker(const OrderedJsonLimits& limits) : limits_(limits) {}
+  explicit Builder(const OrderedJsonLimits& limits) : limits_(limits) {}
 
+  Json TakeResult() { return std::move(root_); }
   const std::string& error() const { return error_; }
 
-  bool null() override { return true; }
-  bool boolean(bool) override { return true; }
-  bool number_integer(number_integer_t) override { return true; }
+  bool null() override { return Add(nullptr); }
+  bool boolean(bool value) override { return Add(value); }
+  bool number_integer(number_integer_t value) override { return Add(value); }
   bool number_unsigned(number_unsigned_t value) override {
-    return value <= static_cast<number_unsigned_t>(INT64_MAX) || Fail("an integer above 2^63 - 1");
+    if (value > static_cast<number_unsigned_t>(INT64_MAX)) return Fail("an integer above 2^63 - 1");
+    return Add(static_cast<int64_t>(value));
   }
-  bool number_float(number_float_t, const string_t& digits) override {
-    return digits.find_first_of(".eE") != std::string::npos || Fail("an integer of more than 64 bits");
+  bool number_float(number_float_t value, const string_t& digits) override {
+    if (digits.find_first_of(".eE") == std::string::npos) return Fail("an integer of more than 64 bits");
+    return Add(value);
   }
-  bool string(string_t&) override { return true; }
+  bool string(string_t& value) override { return Add(std::move(value)); }
   bool binary(binary_t&) override { return Fail("a binary value"); }
-  bool start_object(size_t) override { return Open(); }
-  bool key(string_t&) override {
-    return ++keys_.back() <= limits_.max_keys ||
-           Fail(absl::StrCat("an object of more than ", limits_.max_keys, " keys"));
+  bool start_object(size_t) override { return Open(Json::object()); }
+  bool key(string_t& key) override {
+    MembersOf(*open_.back()).emplace_back(std::move(key), nullptr);
+    return true;
   }
-  bool end_object() override { return Close(); }
-  bool start_array(size_t) override { return Open(); }
-  bool end_array() override { return Close(); }
+  bool end_object() override {
+    MergeRepeatedKeys(*open_.back());
+    open_.pop_back();
+    return true;
+  }
+  bool start_array(size_t) override { return Open(Json::array()); }
+  bool end_array() override {
+    open_.pop_back();
+    return true;
+  }
   bool parse_error(size_t position, const std::string&, const nlohmann::detail::exception& error) override {
     // "[json.exception.parse_error.101] parse error at line 1, column 2: ..."
     const std::string what = error.what();
@@ -50,17 +66,53 @@ class BoundsChecker : public nlohmann::json_sax<Json> {
     error_ = std::move(error);
     return false;
   }
-  bool Open() {
-    keys_.push_back(0);
-    return keys_.size() <= limits_.max_depth || Fail(absl::StrCat("nests deeper than ", limits_.max_depth));
+
+  // Puts a value where the document is: the root, the end of an array, or behind the last key of an object.
+  Json* Place(Json value) {
+    if (open_.empty()) {
+      root_ = std::move(value);
+      return &root_;
+    }
+    Json& container = *open_.back();
+    if (container.is_array()) {
+      container.push_back(std::move(value));
+      return &container.back();
+    }
+    Json& slot = MembersOf(container).back().second;
+    slot = std::move(value);
+    return &slot;
   }
-  bool Close() {
-    keys_.pop_back();
+  bool Add(Json value) {
+    Place(std::move(value));
+    return true;
+  }
+  bool Open(Json container) {
+    if (open_.size() == limits_.max_depth) return Fail(absl::StrCat("nests deeper than ", limits_.max_depth));
+    open_.push_back(Place(std::move(container)));
     return true;
   }
 
+  static void MergeRepeatedKeys(Json& object) {
+    Members& members = MembersOf(object);
+    std::unordered_map<std::string_view, size_t> places;
+    for (size_t i = 0; i < members.size(); ++i) places.emplace(members[i].first, i);
+    if (places.size() == members.size()) return;
+    for (auto& [key, value] : members) {
+      Json& first = members[places[key]].second;
+      if (&first != &value) first = std::move(value);
+    }
+    Members distinct;
+    for (size_t i = 0; i < members.size(); ++i) {
+      if (places[members[i].first] == i) {
+        distinct.emplace_back(members[i].first, std::move(members[i].second));
+      }
+    }
+    members.swap(distinct);
+  }
+
   const OrderedJsonLimits& limits_;
-  std::vector<size_t> keys_;  // so far, of each open object
+  Json root_;
+  std::vector<Json*> open_;  // containers not yet closed, each the last value of the one before
   std::string error_;
 };
 
@@ -73,11 +125,11 @@ absl::StatusOr<Json> ParseOrderedJson(std::string_view text, std::string_view or
     return absl::InvalidArgumentError(
         absl::StrCat(where, ": ", text.size(), " bytes of JSON, at most ", limits.max_bytes, " are allowed"));
   }
-  BoundsChecker checker(limits);
-  if (!Json::sax_parse(text, &checker)) {
-    return absl::InvalidArgumentError(absl::StrCat(where, ": ", checker.error()));
+  Builder builder(limits);
+  if (!Json::sax_parse(text, &builder)) {
+    return absl::InvalidArgumentError(absl::StrCat(where, ": ", builder.error()));
   }
-  return Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  return builder.TakeResult();
 }
 
 }  // namespace dflash

@@ -17,11 +17,27 @@ std::string Repeat(const std::string& text, int count) {
 }
 
 TEST(OrderedJsonTest, KeepsTheOrderOfKeys) {
-  const auto json =
-      ParseOrderedJson(R"({"z": 1, "a": [true, null, "é", 1.0, -5], "m": {"y": 1e2, "b": 2}, "z": 3})", "x");
+  const auto json = ParseOrderedJson(
+      R"({"z": 1, "a": [true, null, "é", 1.0, -5], "m": {"y": 1e2, "b": {}}, "z": [], "n": 0, "z": 3})", "x");
   ASSERT_TRUE(json.ok()) << json.status();
-  EXPECT_EQ(json->dump(), R"({"z":3,"a":[true,null,"é",1.0,-5],"m":{"y":100.0,"b":2}})");
+  EXPECT_EQ(json->dump(), R"({"z":3,"a":[true,null,"é",1.0,-5],"m":{"y":100.0,"b":{}},"n":0})");
   EXPECT_EQ(ParseOrderedJson("9223372036854775807", "x")->get<int64_t>(), INT64_MAX);
+  EXPECT_EQ(ParseOrderedJson("-9223372036854775808", "x")->get<int64_t>(), INT64_MIN);
+  EXPECT_EQ(ParseOrderedJson(" [] ", "x")->dump(), "[]");
+  EXPECT_EQ(ParseOrderedJson("{\"a\": {\"b\": [[{}, 1], \"\"]}}", "x")->dump(),
+            "{\"a\":{\"b\":[[{},1],\"\"]}}");
+}
+
+// A quarter of a million keys: quadratic work would not end within the time limit of the test.
+TEST(OrderedJsonTest, TakesManyKeys) {
+  std::string text = "{\"k\": 0";
+  for (int i = 0; i < 250'000; ++i) text += ", \"" + std::to_string(i) + "\": 0";
+  const auto json = ParseOrderedJson(text + ", \"k\": 1, \"last\": 2}", "x");
+  ASSERT_TRUE(json.ok()) << json.status();
+  EXPECT_EQ(json->size(), 250'002u);
+  EXPECT_EQ(json->begin().key(), "k");
+  EXPECT_EQ(json->begin().value(), 1);
+  EXPECT_EQ(json->back(), 2);
 }
 
 TEST(OrderedJsonTest, RefusesWhatIsNoJsonOrOutOfBounds) {
@@ -38,11 +54,6 @@ TEST(OrderedJsonTest, RefusesWhatIsNoJsonOrOutOfBounds) {
   EXPECT_EQ(ParseOrderedJson(Repeat("[", 129) + Repeat("]", 129), "x").status().message(),
             "x: nests deeper than 128");
   EXPECT_FALSE(ParseOrderedJson(Repeat("{\"a\":", 1'000'000), "x").ok());
-  std::string keys = "{\"0\": 0";
-  for (int i = 1; i < 1024; ++i) keys += ", \"" + std::to_string(i) + "\": 0";
-  EXPECT_EQ(ParseOrderedJson(keys + "}", "x")->size(), 1024u);
-  EXPECT_EQ(ParseOrderedJson(keys + ", \"x\": 0}", "x").status().message(),
-            "x: an object of more than 1024 keys");
   EXPECT_EQ(ParseOrderedJson("[1, 2]", "x", {.max_bytes = 5}).status().message(),
             "x: 6 bytes of JSON, at most 5 are allowed");
 }

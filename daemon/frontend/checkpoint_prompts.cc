@@ -6,33 +6,18 @@
 #include "base/status.h"
 #include "daemon/request/request_error.h"
 #include "nlohmann/json.hpp"
+#include "text/ordered_json.h"
 
 namespace dflash {
 namespace {
 
 using Json = nlohmann::ordered_json;
 
-// One JSON object of a client. Nesting is bounded before the parser and the template see it.
+// One JSON object of a client, within bounds.
 absl::StatusOr<Json> ParseObject(const std::string& text, const std::string& field) {
-  constexpr int kMaxDepth = 64;
-  int depth = 0;
-  bool in_string = false;
-  for (size_t i = 0; i < text.size(); ++i) {
-    if (in_string) {
-      if (text[i] == '\\') ++i;
-      if (i < text.size() && text[i] == '"') in_string = false;
-    } else if (text[i] == '"') {
-      in_string = true;
-    } else if (text[i] == '{' || text[i] == '[') {
-      if (++depth > kMaxDepth) {
-        return BadParameter(field, absl::StrCat("JSON is nested deeper than ", kMaxDepth, " levels"));
-      }
-    } else if (text[i] == '}' || text[i] == ']') {
-      --depth;
-    }
-  }
-  Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object()) return BadParameter(field, "must be one JSON object");
+  absl::StatusOr<Json> json = ParseOrderedJson(text, "JSON");
+  if (!json.ok()) return BadParameter(field, std::string(json.status().message()));
+  if (!json->is_object()) return BadParameter(field, "must be one JSON object");
   return json;
 }
 
