@@ -124,18 +124,25 @@ TEST_F(LinearCudaTest, MatchesTheReferenceForOddShapes) {
   }
 }
 
-TEST_F(LinearCudaTest, UnalignedRowsGiveTheSameBits) {
-  const HostMatrix<bf16> w = RandomMatrix<bf16>(300, 264, 1);
-  auto weight = LinearWeight::Pack({w.view()}, stream_);
-  ASSERT_TRUE(weight.ok());
-  const HostMatrix<float> host = RandomMatrix<float>(200, 264, 2);
-  const DeviceMatrix aligned = DeviceMatrix::Activations(host, stream_);
-  const DeviceMatrix unaligned = DeviceMatrix::Activations(host, stream_, /*extra_stride=*/1);
-  for (Kernel kernel : {Kernel::kVerify, Kernel::kPrefill}) {
-    for (DType dtype : {DType::kF32, DType::kBf16}) {
-      const HostMatrix<float> expected = Run(kernel, aligned, 0, 200, *weight, dtype);
-      EXPECT_TRUE(BitEqual(Run(kernel, unaligned, 0, 200, *weight, dtype), expected)) << NameOf(kernel);
-      EXPECT_TRUE(BitEqual(Run(kernel, aligned, 0, 200, *weight, dtype, /*extra_stride=*/3), expected));
+// Rows of x and y at any address and distance; with a distance that allows wide stores, they must not reach
+// past the last output.
+TEST_F(LinearCudaTest, AlignmentChangesNoBit) {
+  for (int64_t N : {300, 255, 161}) {
+    const HostMatrix<bf16> w = RandomMatrix<bf16>(N, 264, 1);
+    auto weight = LinearWeight::Pack({w.view()}, stream_);
+    ASSERT_TRUE(weight.ok());
+    const HostMatrix<float> host = RandomMatrix<float>(200, 264, 2);
+    const DeviceMatrix aligned = DeviceMatrix::Activations(host, stream_);
+    const DeviceMatrix unaligned = DeviceMatrix::Activations(host, stream_, /*extra_stride=*/1);
+    for (Kernel kernel : {Kernel::kVerify, Kernel::kPrefill}) {
+      for (DType dtype : {DType::kF32, DType::kBf16}) {
+        SCOPED_TRACE(NameOf(kernel) + ", " + std::to_string(N) + " outputs in " + Name(dtype));
+        const HostMatrix<float> expected = Run(kernel, aligned, 0, 200, *weight, dtype);
+        EXPECT_TRUE(BitEqual(Run(kernel, unaligned, 0, 200, *weight, dtype), expected));
+        for (int64_t extra : {1, 2, 3, 7, 8, 20}) {
+          EXPECT_TRUE(BitEqual(Run(kernel, aligned, 0, 200, *weight, dtype, extra), expected)) << extra;
+        }
+      }
     }
   }
 }
