@@ -33,6 +33,7 @@ class LocalGroup::Impl {
                       if (!dropped.empty()) spdlog::warn("group {}: dropped the metric {}", name, dropped);
                     });
     dispatcher->AddGroup(&*client_);
+    client_->Start();
     std::vector<std::string> command = options.command;
     command.insert(command.end(), {"--listen", address});
     absl::StatusOr<std::unique_ptr<ChildProcess>> child = ChildProcess::Start(

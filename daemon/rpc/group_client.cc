@@ -223,11 +223,15 @@ class GroupClient::Impl final : public grpc::ClientBidiReactor<wire::ServeReques
 
 GroupClient::GroupClient(Options options, GroupEvents* events,
                          std::function<void(std::vector<prometheus::MetricFamily>)> on_metrics)
-    : impl_(std::make_unique<Impl>(this, std::move(options), events, std::move(on_metrics))) {
+    : impl_(std::make_unique<Impl>(this, std::move(options), events, std::move(on_metrics))) {}
+
+void GroupClient::Start() {
+  started_ = true;
   impl_->Start();
 }
 
 GroupClient::~GroupClient() {
+  if (!started_) return;
   impl_->Disconnect();
   impl_->AwaitEnd();
 }

@@ -24,10 +24,12 @@ class GroupClient final : public Group {
     std::function<void()> on_silence = [] {};         // called when that has happened, before OnLost
   };
 
-  // Starts to connect and returns at once. `events` is not owned, must outlive the object, and hears OnLost
+  // `events` is not owned, must outlive the object, and hears OnLost
   // exactly once in the end. `on_metrics` gets each snapshot of the group's metrics.
   GroupClient(Options options, GroupEvents* events,
               std::function<void(std::vector<prometheus::MetricFamily>)> on_metrics);
+  // Starts to connect and returns at once; once, after whoever hears the events knows this group.
+  void Start();
   // Drops the connection and waits until no call to `events` is under way.
   ~GroupClient() override;
 
@@ -45,6 +47,7 @@ class GroupClient final : public Group {
  private:
   class Impl;
   std::unique_ptr<Impl> impl_;
+  bool started_ = false;
 };
 
 }  // namespace dflash

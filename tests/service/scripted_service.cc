@@ -146,6 +146,7 @@ ScriptedService::ScriptedService(const Options& options)
         ++snapshots_;
       });
   dispatcher_.AddGroup(client_.get());
+  client_->Start();
   // A connection that takes little ahead of its reader, and always the same.
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);

@@ -293,6 +293,7 @@ TEST(GroupClient, ASilentWorkerIsLost) {
                       .silence_limit = absl::Milliseconds(200),
                       .on_silence = [&] { silence = true; }},
                      &events, [](std::vector<prometheus::MetricFamily>) {});
+  client.Start();
   EXPECT_THAT(events.lost.get_future().get(), HasSubstr("said nothing for 200ms"));
   EXPECT_TRUE(events.ready);
   EXPECT_TRUE(silence);
@@ -304,6 +305,7 @@ TEST(GroupClient, AWorkerThatNeverComesIsGivenUpOnDemand) {
   LossListener events;
   GroupClient client({.name = "0", .address = "unix:/nonexistent/socket", .build = "b"}, &events,
                      [](std::vector<prometheus::MetricFamily>) {});
+  client.Start();
   client.Disconnect();
   EXPECT_THAT(events.lost.get_future().get(), HasSubstr("cannot reach the worker"));
 }
