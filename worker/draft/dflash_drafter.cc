@@ -98,7 +98,7 @@ absl::StatusOr<std::unique_ptr<DFlashDrafter::Impl>> DFlashDrafter::Impl::Load(
   impl->rope_ = {.head_dim = config.head_dim, .rotary_dim = config.head_dim, .theta = contract.rope_theta};
   impl->query_cols_ = config.num_attention_heads * config.head_dim;
   impl->kv_cols_ = config.num_key_value_heads * config.head_dim;
-  DFLASH_ASSIGN_OR_RETURN(impl->weights_, LoadDFlashWeights(config, checkpoint, stream, progress));
+  DFLASH_ASSIGN_OR_RETURN(impl->weights_, LoadDFlashWeights(config, checkpoint, {}, stream, progress));
 
   const DType act = ActivationDType();
   const int64_t rows = options.max_sequences * contract.block_size;

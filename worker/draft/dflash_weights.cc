@@ -9,8 +9,9 @@
 namespace dflash {
 
 absl::StatusOr<DFlashWeights> LoadDFlashWeights(const DraftConfig& config, const DraftCheckpoint& checkpoint,
-                                                const Stream& stream, const ReadProgress& progress) {
-  const WeightUploader upload(checkpoint, stream, progress);
+                                                GroupRank rank, const Stream& stream,
+                                                const ReadProgress& progress) {
+  const WeightUploader upload(checkpoint, SliceTensors(config, rank), stream, progress);
   DFlashWeights weights;
   DFLASH_ASSIGN_OR_RETURN(weights.fc, upload.Stack({"fc.weight"}));
   DFLASH_ASSIGN_OR_RETURN(weights.hidden_norm, upload.Plain("hidden_norm.weight"));

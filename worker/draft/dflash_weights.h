@@ -1,4 +1,5 @@
-// The DFlash drafter's weights on the device. It has no embedding and no head: both are the target's.
+// One rank's share of the DFlash drafter's weights on the device. It has no embedding and no head: both are
+// the target's.
 #pragma once
 
 #include <vector>
@@ -8,6 +9,7 @@
 #include "kernels/device/stream.h"
 #include "kernels/linear/linear.h"
 #include "worker/model/checkpoint.h"
+#include "worker/model/tensor_slice.h"
 
 namespace dflash {
 
@@ -21,14 +23,16 @@ struct DFlashLayerWeights {
 };
 
 struct DFlashWeights {
-  LinearWeight fc;  // [D, taps * D]
+  LinearWeight fc;  // [D, taps * D / ranks]
   Matrix hidden_norm;
   std::vector<DFlashLayerWeights> layers;
   Matrix norm;
 };
 
-// Reads and uploads everything. Errors: those of Checkpoint::Read; ResourceExhausted.
+// Reads and uploads the rank's slices; `config` is the whole drafter's and RankConfig accepts the group.
+// Errors: those of Checkpoint::Read; ResourceExhausted.
 absl::StatusOr<DFlashWeights> LoadDFlashWeights(const DraftConfig& config, const DraftCheckpoint& checkpoint,
-                                                const Stream& stream, const ReadProgress& progress);
+                                                GroupRank rank, const Stream& stream,
+                                                const ReadProgress& progress);
 
 }  // namespace dflash

@@ -136,7 +136,7 @@ absl::StatusOr<std::unique_ptr<Target::Impl>> Target::Impl::Load(const TargetCon
   impl->kv_cols_ = config.num_key_value_heads * config.head_dim;
   impl->value_cols_ = config.linear_value_heads * config.linear_value_head_dim;
 
-  DFLASH_ASSIGN_OR_RETURN(impl->weights, LoadTargetWeights(config, checkpoint, stream, progress));
+  DFLASH_ASSIGN_OR_RETURN(impl->weights, LoadTargetWeights(config, checkpoint, {}, stream, progress));
 
   const DType act = ActivationDType();
   const int64_t rows = std::max(options.max_prefill_rows, options.max_verify_rows);

@@ -9,6 +9,7 @@
 namespace dflash {
 namespace {
 
+// config: the rank's.
 absl::StatusOr<FullAttentionWeights> LoadFullAttention(const TargetConfig& config,
                                                        const WeightUploader& upload,
                                                        const std::string& prefix) {
@@ -47,9 +48,10 @@ absl::StatusOr<LinearAttentionWeights> LoadLinearAttention(const WeightUploader&
 }  // namespace
 
 absl::StatusOr<TargetWeights> LoadTargetWeights(const TargetConfig& config,
-                                                const TargetCheckpoint& checkpoint, const Stream& stream,
-                                                const ReadProgress& progress) {
-  const WeightUploader upload(checkpoint, stream, progress);
+                                                const TargetCheckpoint& checkpoint, GroupRank rank,
+                                                const Stream& stream, const ReadProgress& progress) {
+  DFLASH_ASSIGN_OR_RETURN(const TargetConfig local, RankConfig(config, rank));
+  const WeightUploader upload(checkpoint, SliceTensors(config, rank), stream, progress);
   TargetWeights weights;
   DFLASH_ASSIGN_OR_RETURN(weights.embedding, upload.Plain("embed_tokens.weight"));
   for (size_t i = 0; i < config.layers.size(); ++i) {
@@ -59,7 +61,7 @@ absl::StatusOr<TargetWeights> LoadTargetWeights(const TargetConfig& config,
     DFLASH_ASSIGN_OR_RETURN(layer.post_attention_norm,
                             upload.Plain(prefix + "post_attention_layernorm.weight"));
     if (config.layers[i] == TargetLayerKind::kFullAttention) {
-      DFLASH_ASSIGN_OR_RETURN(layer.full, LoadFullAttention(config, upload, prefix + "self_attn."));
+      DFLASH_ASSIGN_OR_RETURN(layer.full, LoadFullAttention(local, upload, prefix + "self_attn."));
     } else {
       DFLASH_ASSIGN_OR_RETURN(layer.linear, LoadLinearAttention(upload, prefix + "linear_attn."));
     }

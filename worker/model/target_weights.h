@@ -1,4 +1,5 @@
-// The target's weights on the device. Projections that read the same input are stacked into one matrix.
+// One rank's share of the target's weights on the device. Projections that read the same input are stacked
+// into one matrix.
 #pragma once
 
 #include <optional>
@@ -9,6 +10,7 @@
 #include "kernels/device/stream.h"
 #include "kernels/linear/linear.h"
 #include "worker/model/checkpoint.h"
+#include "worker/model/tensor_slice.h"
 
 namespace dflash {
 
@@ -34,15 +36,16 @@ struct LayerWeights {
 };
 
 struct TargetWeights {
-  Matrix embedding;  // [V, D] as stored
+  Matrix embedding;  // [rows of the vocabulary, D] as stored
   std::vector<LayerWeights> layers;
   Matrix final_norm;
   LinearWeight head;
 };
 
-// Reads and uploads everything. Errors: those of Checkpoint::Read; ResourceExhausted.
+// Reads and uploads the rank's slices; `config` is the whole model's. Errors: those of RankConfig and
+// Checkpoint::Read; ResourceExhausted.
 absl::StatusOr<TargetWeights> LoadTargetWeights(const TargetConfig& config,
-                                                const TargetCheckpoint& checkpoint, const Stream& stream,
-                                                const ReadProgress& progress);
+                                                const TargetCheckpoint& checkpoint, GroupRank rank,
+                                                const Stream& stream, const ReadProgress& progress);
 
 }  // namespace dflash
