@@ -1,14 +1,12 @@
 #include "kernels/sampling/sampling_cpu.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstdint>
 #include <limits>
 #include <vector>
 
-#include "kernels/device/cpu/instruction_set.h"
 #include "kernels/device/cpu/thread_pool.h"
-#include "kernels/elementary/elementary.h"
+#include "kernels/sampling/candidates_cpu.h"
 #include "kernels/sampling/gumbel.h"
 #include "kernels/sampling/philox.h"
 #include "kernels/sampling/sampling_backend.h"
@@ -17,50 +15,6 @@ namespace dflash::backend {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
-const SamplingKernels& Kernels() {
-  return ForCurrentInstructionSet(kSamplingKernelsScalar, kSamplingKernelsAvx2, kSamplingKernelsAvx512);
-}
-
-float Weight(float logit, float best, float temperature) { return ExpF32((logit - best) / temperature); }
-
-// The integer that stands for a weight in sums: sums of integers do not depend on their order.
-uint64_t Mass(float weight) { return static_cast<uint64_t>(weight * 0x1p40f); }
-
-// Ascending keys are (logit descending, id ascending).
-uint64_t SortKey(float logit, int64_t id) {
-  const auto bits = std::bit_cast<uint32_t>(logit + 0.0f);  // + 0: the two zeros are equal logits
-  const uint32_t ascending = (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
-  return static_cast<uint64_t>(~ascending) << 32 | static_cast<uint64_t>(id);
-}
-
-int32_t IdOf(uint64_t key) { return static_cast<int32_t>(key & 0xffffffffu); }
-
-// Sorted keys of the `count` best ids, fewer when the others are -infinity. One pass that keeps a few times
-// `count` candidates, cut back whenever the buffer is full: no sort of the vocabulary.
-void KeepBest(const float* logits, int64_t vocabulary, int64_t count, std::vector<uint64_t>& keys) {
-  const auto cut = [&] {
-    if (static_cast<int64_t>(keys.size()) <= count) return;
-    std::nth_element(keys.begin(), keys.begin() + (count - 1), keys.end());
-    keys.resize(static_cast<size_t>(count));
-  };
-  keys.clear();
-  const auto capacity = static_cast<size_t>(std::min(vocabulary, std::max<int64_t>(4 * count, 1024)));
-  keys.reserve(capacity);
-  const auto next_above = Kernels().next_above;
-  float lowest = -kInfinity;  // a logit at or below it cannot enter: an equal one has a higher id
-  for (int64_t v = 0; (v = next_above(logits, v, vocabulary, lowest)) < vocabulary;) {
-    if (keys.size() == capacity) {
-      cut();
-      lowest = logits[IdOf(keys.back())];
-      continue;
-    }
-    keys.push_back(SortKey(logits[v], v));
-    ++v;
-  }
-  cut();
-  std::sort(keys.begin(), keys.end());
-}
 
 // What the filters leave of a row. Where nothing but min-p is on, nothing needs an order: `all` with a bound.
 struct Survivors {
@@ -83,7 +37,7 @@ void Process(const float* logits, int64_t vocabulary, const SamplingParams& para
     KeepBest(logits, vocabulary, std::min<int64_t>(params.top_k, vocabulary), keys);
     for (uint64_t key : keys) total += Mass(weight(IdOf(key)));
   } else {
-    total = Kernels().total_mass(logits, vocabulary, best, params.temperature);
+    total = CurrentSamplingKernels().total_mass(logits, vocabulary, best, params.temperature);
   }
   if (params.top_p < 1) {
     const double enough = static_cast<double>(params.top_p) * static_cast<double>(total);
@@ -116,13 +70,13 @@ void Process(const float* logits, int64_t vocabulary, const SamplingParams& para
 int32_t Draw(const float* logits, int64_t vocabulary, const SamplingParams& params, int64_t position,
              float best, const Survivors& survivors) {
   if (survivors.all) {
-    return Kernels().draw({.logits = logits,
-                           .vocabulary = vocabulary,
-                           .best = best,
-                           .temperature = params.temperature,
-                           .min_weight = survivors.min_weight,
-                           .seed = params.seed,
-                           .position = position});
+    return CurrentSamplingKernels().draw({.logits = logits,
+                                          .vocabulary = vocabulary,
+                                          .best = best,
+                                          .temperature = params.temperature,
+                                          .min_weight = survivors.min_weight,
+                                          .seed = params.seed,
+                                          .position = position});
   }
   int32_t token = -1;
   float highest = -kInfinity;
@@ -142,7 +96,7 @@ int32_t Draw(const float* logits, int64_t vocabulary, const SamplingParams& para
 
 absl::Status SampleRows(ConstMatrixView logits, const SamplingParams* params, const int64_t* positions,
                         int64_t vocabulary, int32_t* tokens, const Stream& stream) {
-  const SamplingKernels& kernels = Kernels();
+  const SamplingKernels& kernels = CurrentSamplingKernels();
   ParallelFor(stream, logits.rows, 1, [&](int64_t begin, int64_t end) {
     Survivors survivors;
     for (int64_t r = begin; r < end; ++r) {
@@ -158,7 +112,7 @@ absl::Status SampleRows(ConstMatrixView logits, const SamplingParams* params, co
 }
 
 absl::Status ArgmaxRows(ConstMatrixView logits, int64_t vocabulary, int32_t* tokens, const Stream& stream) {
-  const SamplingKernels& kernels = Kernels();
+  const SamplingKernels& kernels = CurrentSamplingKernels();
   ParallelFor(stream, logits.rows, 1, [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) tokens[r] = kernels.find_best(logits.Row<float>(r), vocabulary).id;
   });
