@@ -10,5 +10,7 @@
 namespace dflash::backend {
 
 absl::Status EmbedRows(const int32_t* ids, ConstMatrixView table, MatrixView y, const Stream& stream);
+absl::Status EmbedOwnRows(const int32_t* ids, ConstMatrixView table, int64_t first_id, MatrixView y,
+                          const Stream& stream);
 
 }  // namespace dflash::backend

@@ -47,6 +47,42 @@ TEST(EmbedRowsTest, CopiesTheRowsExactly) {
   }
 }
 
+// Seven ids over four ranks of two rows, the last row of zeros: every id is one rank's, and the others add
+// nothing.
+TEST(EmbedOwnRowsTest, PartsAddUpToTheLookup) {
+  const Stream stream = *Stream::Create({.threads = 2});
+  const std::vector<int32_t> ids = {6, 0, 3, 3, 5, 1, 2, 4};
+  for (int64_t D : {1, 16, 17, 300}) {
+    HostMatrix<bf16> table = RandomMatrix<bf16>(8, D, 1);
+    for (int64_t d = 0; d < D; ++d) table.At(7, d) = bf16(0.0f);
+    DeviceArray<int32_t> device_ids(ids, stream);
+    const auto T = static_cast<int64_t>(ids.size());
+    for (int64_t rank = 0; rank < 4; ++rank) {
+      HostMatrix<bf16> own(2, D);
+      for (int64_t d = 0; d < D; ++d) {
+        own.At(0, d) = table.At(2 * rank, d);
+        own.At(1, d) = table.At(2 * rank + 1, d);
+      }
+      const DeviceMatrix device_table = DeviceMatrix::Input(own, stream, 3);
+      const DeviceMatrix y = DeviceMatrix::Output(T, D, ActivationDType(), stream, 5);
+      ASSERT_TRUE(EmbedOwnRows(device_ids.data(), device_table.view(), 2 * rank, y.view(), stream).ok());
+      const HostMatrix<float> part = y.ToHost();
+      for (int64_t t = 0; t < T; ++t) {
+        for (int64_t d = 0; d < D; ++d) {
+          const int32_t id = ids[static_cast<size_t>(t)];
+          const float expected = id / 2 == rank ? static_cast<float>(table.At(id, d)) : 0.0f;
+          ASSERT_EQ(part.At(t, d), expected) << "rank " << rank << ", id " << id;
+        }
+      }
+      EXPECT_TRUE(y.GuardsIntact());
+    }
+    EXPECT_EQ(EmbedOwnRows(device_ids.data(), DeviceMatrix::Input(table, stream).view(), -1,
+                           DeviceMatrix::Output(T, D, ActivationDType(), stream).view(), stream)
+                  .code(),
+              absl::StatusCode::kInvalidArgument);
+  }
+}
+
 TEST(EmbedRowsTest, RefusesWhatDoesNotFit) {
   const Stream stream = *Stream::Create({.threads = 1});
   DeviceArray<int32_t> ids({0, 1}, stream);

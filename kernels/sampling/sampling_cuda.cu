@@ -16,10 +16,10 @@
 #include "kernels/device/cuda/cuda_status.h"
 #include "kernels/device/cuda/launch.cuh"
 #include "kernels/device/cuda/stream_cuda.h"
-#include "kernels/elementary/elementary.h"
 #include "kernels/sampling/gumbel.h"
 #include "kernels/sampling/philox.h"
 #include "kernels/sampling/sampling_backend.h"
+#include "kernels/sampling/sampling_cuda.cuh"
 
 namespace dflash::backend {
 namespace {
@@ -32,11 +32,7 @@ constexpr int kBins = 2048;
 constexpr float kBinsPerUnit = 64;
 constexpr int kListed = 2048;            // candidates that a list holds
 constexpr int32_t kPrefixTarget = 1024;  // candidates for top-p alone: most nuclei are smaller
-constexpr unsigned kAllLanes = 0xffffffffu;
-constexpr uint64_t kNone = ~uint64_t{0};  // above the key of every candidate
-constexpr uint64_t kUnusable = 0;         // below the key of every candidate: a NaN or +infinity in the row
-constexpr float kMinusInfinity = -__builtin_inff();
-constexpr int32_t kEverything = -1;  // Scratch::last_bin: no list, Select works on the row itself
+constexpr int32_t kEverything = -1;      // Scratch::last_bin: no list, Select works on the row itself
 
 // One row's scratch, in the workspace. Best clears it.
 struct Scratch {
@@ -60,80 +56,8 @@ struct SamplingTask {
   int32_t* arrived;  // blocks of each row
 };
 
-// ---- Keys: ascending keys are (value descending, id ascending).
-
-__device__ __forceinline__ uint64_t SortKey(float value, int64_t id) {
-  const uint32_t bits = __float_as_uint(value + 0.0f);  // + 0: the two zeros are equal
-  const uint32_t ascending = (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
-  return static_cast<uint64_t>(~ascending) << 32 | static_cast<uint64_t>(id);
-}
-__device__ __forceinline__ int32_t IdOf(uint64_t key) { return static_cast<int32_t>(key & 0xffffffffu); }
-__device__ __forceinline__ float ValueOf(uint64_t key) {
-  const uint32_t ascending = ~static_cast<uint32_t>(key >> 32);
-  return __uint_as_float((ascending & 0x80000000u) != 0 ? ascending & 0x7fffffffu : ~ascending);
-}
-
-__device__ __forceinline__ float LogWeight(float logit, float best, float temperature) {
-  return (logit - best) / temperature;
-}
-__device__ __forceinline__ uint64_t Mass(float logit, float best, float temperature) {
-  return static_cast<uint64_t>(ExpF32(LogWeight(logit, best, temperature)) * 0x1p40f);
-}
 __device__ __forceinline__ int Bin(float logit, float best) {
   return min(__float2int_rz((best - logit) * kBinsPerUnit), kBins - 1);  // the conversion saturates
-}
-
-// The key of a token's score. min_weight: below it a token other than the best is out (kNone).
-__device__ __forceinline__ uint64_t ScoreKey(float logit, int32_t id, uint32_t word,
-                                             const SamplingParams& params, uint64_t best) {
-  const float log_weight = LogWeight(logit, ValueOf(best), params.temperature);
-  const float min_weight = fminf(params.min_p, 1.0f);
-  if (min_weight > 0 && id != IdOf(best) && !(ExpF32(log_weight) >= min_weight)) return kNone;
-  return SortKey(log_weight + GumbelNoiseF32(word), id);
-}
-
-// ---- Reductions and hand-over between blocks.
-
-__device__ __forceinline__ uint64_t WarpMin(uint64_t value) {
-#pragma unroll
-  for (int distance = 16; distance > 0; distance /= 2) {
-    const uint64_t other = __shfl_xor_sync(kAllLanes, value, distance);
-    value = other < value ? other : value;
-  }
-  return value;
-}
-
-__device__ __forceinline__ uint64_t WarpSum(uint64_t value) {
-#pragma unroll
-  for (int distance = 16; distance > 0; distance /= 2) value += __shfl_xor_sync(kAllLanes, value, distance);
-  return value;
-}
-
-// Minimum or sum over the block, in every thread.
-template <bool kMin>
-__device__ __forceinline__ uint64_t BlockReduce(uint64_t value) {
-  __shared__ uint64_t of_warp[32];
-  value = kMin ? WarpMin(value) : WarpSum(value);
-  __syncthreads();  // of_warp may still be read from the call before
-  if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = value;
-  __syncthreads();
-  const unsigned warps = blockDim.x / 32, lane = threadIdx.x % 32;
-  value = lane < warps ? of_warp[lane] : (kMin ? kNone : 0);
-  return kMin ? WarpMin(value) : WarpSum(value);
-}
-
-// Whether this block is the last of its row's to arrive; it then sees what the others wrote.
-__device__ __forceinline__ bool ArrivesLast(int32_t* arrived) {
-  __shared__ bool last;
-  __threadfence();
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    last = atomicAdd(arrived, 1) == static_cast<int32_t>(gridDim.x) - 1;
-    if (last) *arrived = 0;  // for the next launch
-  }
-  __syncthreads();
-  if (last) __threadfence();
-  return last;
 }
 
 struct Chunk {
@@ -146,10 +70,6 @@ __device__ __forceinline__ Chunk ChunkOf(const SamplingTask& task) {
   return {begin, min(begin + size, task.vocabulary)};
 }
 
-// Rows that the kernels after Best work on.
-__device__ __forceinline__ bool IsDrawn(const SamplingParams& params, uint64_t best) {
-  return best != kUnusable && best != kNone && !(params.temperature <= 0);
-}
 __device__ __forceinline__ bool IsUnfiltered(const SamplingParams& params) {
   return params.top_k <= 0 && !(params.top_p < 1);
 }
@@ -277,24 +197,6 @@ __global__ void __launch_bounds__(kThreads) SurveyKernel(const SamplingTask task
   }
 }
 
-// Sorts keys[0, count), count a power of two.
-__device__ __forceinline__ void SortBlock(uint64_t* keys, int count) {
-  for (int size = 2; size <= count; size *= 2) {
-    for (int distance = size / 2; distance > 0; distance /= 2) {
-      for (int i = static_cast<int>(threadIdx.x); i < count / 2; i += kThreads) {
-        const int low = 2 * i - (i & (distance - 1)), high = low + distance;
-        const bool ascending = (low & size) == 0;
-        const uint64_t a = keys[low], b = keys[high];
-        if ((a > b) == ascending) {
-          keys[low] = b;
-          keys[high] = a;
-        }
-      }
-      __syncthreads();
-    }
-  }
-}
-
 __global__ void __launch_bounds__(kThreads) GatherKernel(const SamplingTask task) {
   LetNextKernelStart();
   WaitForPreviousKernel();
@@ -322,99 +224,14 @@ __global__ void __launch_bounds__(kThreads) GatherKernel(const SamplingTask task
   __syncthreads();
   SortBlock(keys, size);
   if (threadIdx.x >= 32) return;
-  const int lane = static_cast<int>(threadIdx.x);
-  int kept = params.top_k > 0 ? min(listed, params.top_k) : listed;
-  const auto mass_at = [&](int i) { return i < kept ? Mass(ValueOf(keys[i]), best, params.temperature) : 0; };
-  if (params.top_p < 1) {
-    uint64_t total = __ldcg(&scratch.total_mass);
-    if (params.top_k > 0) {
-      total = 0;
-      for (int i = lane; i < kept; i += 32) total += mass_at(i);
-      total = WarpSum(total);
-    }
-    const double enough = static_cast<double>(params.top_p) * static_cast<double>(total);
-    uint64_t before = 0;
-    int length = 0;
-    for (int first = 0; first < kept && length == 0; first += 32) {
-      uint64_t sum = mass_at(first + lane);
-#pragma unroll
-      for (int distance = 1; distance < 32; distance *= 2) {
-        const uint64_t lower = __shfl_up_sync(kAllLanes, sum, distance);
-        if (lane >= distance) sum += lower;
-      }
-      sum += before;
-      const unsigned reached =
-          __ballot_sync(kAllLanes, first + lane < kept && static_cast<double>(sum) >= enough);
-      if (reached != 0) length = first + __ffs(static_cast<int>(reached));
-      before = __shfl_sync(kAllLanes, sum, 31);
-    }
-    if (length == 0) {  // the nucleus is larger than the list
-      if (lane == 0) scratch.last_bin = kEverything;
-      return;
-    }
-    kept = length;
+  const uint64_t key = DrawFromSorted(keys, listed, params, __ldcg(&scratch.total_mass), scratch.best,
+                                      task.positions[blockIdx.y]);
+  if (threadIdx.x != 0) return;
+  if (key == kNone) {  // the nucleus is larger than the list
+    scratch.last_bin = kEverything;
+  } else {
+    task.tokens[blockIdx.y] = IdOf(key);
   }
-  const int64_t position = task.positions[blockIdx.y];
-  uint64_t key = kNone;
-  for (int i = lane; i < kept; i += 32) {
-    const int32_t id = IdOf(keys[i]);
-    const uint32_t word = NoiseWord(params.seed, position, id, NoiseStream::kTargetChoice);
-    key = min(key, ScoreKey(ValueOf(keys[i]), id, word, params, scratch.best));
-  }
-  key = WarpMin(key);
-  if (lane == 0) task.tokens[blockIdx.y] = IdOf(key);
-}
-
-// Adds `value` of every lane with `active` to sums[digit of the lane]: lanes of one digit together, since in
-// most rows most lanes have the same.
-__device__ __forceinline__ void AddByDigit(unsigned long long* sums, int digit, bool active, uint64_t value) {
-  unsigned waiting = __ballot_sync(kAllLanes, active);
-  while (waiting != 0) {
-    const int chosen = __shfl_sync(kAllLanes, digit, __ffs(static_cast<int>(waiting)) - 1);
-    const bool member = active && digit == chosen;
-    const uint64_t sum = WarpSum(member ? value : 0);
-    if (threadIdx.x % 32 == 0) atomicAdd(&sums[chosen], static_cast<unsigned long long>(sum));
-    waiting &= ~__ballot_sync(kAllLanes, member);
-  }
-}
-
-// The smallest key K such that the keys <= K of the row, counted or weighed by `measure`, are enough; `limit`
-// where all keys <= limit are not. Eight digits of eight bits. One block; sums: one per digit, shared.
-template <typename Measure, typename Enough>
-__device__ __forceinline__ uint64_t SelectKey(const float* logits, int64_t vocabulary, uint64_t limit,
-                                              unsigned long long* sums, const Measure& measure,
-                                              const Enough& is_enough) {
-  __shared__ uint64_t digits, below;  // the chosen digits, and what lies below them
-  if (threadIdx.x == 0) digits = below = 0;
-  for (int shift = 56; shift >= 0; shift -= 8) {
-    if (threadIdx.x < 256) sums[threadIdx.x] = 0;
-    __syncthreads();
-    const uint64_t prefix = digits;
-    for (int64_t first = 0; first < vocabulary; first += kSelectThreads) {  // whole warps
-      const int64_t v = first + threadIdx.x;
-      const float logit = v < vocabulary ? logits[v] : kMinusInfinity;
-      const uint64_t key = SortKey(logit, v);
-      const bool active =
-          logit > kMinusInfinity && key <= limit && (shift == 56 || key >> (shift + 8) == prefix);
-      AddByDigit(sums, static_cast<int>(key >> shift & 255), active, active ? measure(logit) : 0);
-    }
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      uint64_t sum = below;
-      int digit = 0;
-      for (; digit < 256; ++digit) {
-        if (sums[digit] != 0 && is_enough(sum + sums[digit])) break;
-        sum += sums[digit];
-      }
-      digits = digit < 256 ? prefix << 8 | static_cast<uint64_t>(digit) : kNone;
-      below = sum;
-    }
-    __syncthreads();
-    if (digits == kNone) break;
-  }
-  const uint64_t key = digits;
-  __syncthreads();  // before the next call clears it
-  return key == kNone ? limit : key;
 }
 
 // Grid (rows).
@@ -428,22 +245,23 @@ __global__ void __launch_bounds__(kSelectThreads) SelectKernel(const SamplingTas
   const SamplingParams params = task.params[row];
   if (!IsDrawn(params, scratch.best) || IsUnfiltered(params) || scratch.last_bin != kEverything) return;
   const float best = ValueOf(scratch.best);
-  const auto mass = [&](float logit) { return Mass(logit, best, params.temperature); };
+  const auto mass = [&](uint64_t key) { return Mass(ValueOf(key), best, params.temperature); };
+  const auto key_at = [&](int64_t v) { return CandidateKeyOf(logits[v], v); };
   uint64_t limit = kNone;
   uint64_t total = scratch.total_mass;
   if (params.top_k > 0) {
     limit = SelectKey(
-        logits, task.vocabulary, limit, sums, [](float) { return uint64_t{1}; },
+        task.vocabulary, key_at, limit, sums, [](uint64_t) { return uint64_t{1}; },
         [&](uint64_t count) { return count >= static_cast<uint64_t>(params.top_k); });
     total = 0;
     for (int64_t v = threadIdx.x; params.top_p < 1 && v < task.vocabulary; v += kSelectThreads) {
-      if (SortKey(logits[v], v) <= limit) total += mass(logits[v]);
+      if (const uint64_t key = key_at(v); key != kNone && key <= limit) total += mass(key);
     }
     total = BlockReduce<false>(total);
   }
   if (params.top_p < 1) {
     const double enough = static_cast<double>(params.top_p) * static_cast<double>(total);
-    limit = SelectKey(logits, task.vocabulary, limit, sums, mass,
+    limit = SelectKey(task.vocabulary, key_at, limit, sums, mass,
                       [&](uint64_t sum) { return static_cast<double>(sum) >= enough; });
   }
   const int64_t position = task.positions[row];
