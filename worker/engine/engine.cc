@@ -13,6 +13,7 @@
 #include "worker/engine/scheduler.h"
 #include "worker/engine/text_stream.h"
 #include "worker/model/target.h"
+#include "worker/rank/leader.h"
 #include "worker/verify/walk.h"
 
 namespace dflash {
@@ -96,6 +97,7 @@ class Engine::Impl {
   void DropEnded();
   absl::Status Admit();
   SchedulerSnapshot Snapshot() const;
+  absl::Status TellRanks(const StepPlan& plan, const Round& round);
   absl::Status Draft(const StepPlan& plan, Round& round);
   absl::Status Sample(Round& round);
   absl::Status FinishPrefill(Round& round);
@@ -244,6 +246,7 @@ void Engine::Impl::DropEnded() {
 }
 
 absl::Status Engine::Impl::Release(Sequence& sequence) {
+  if (options_.ranks != nullptr) options_.ranks->OnClose(sequence.slot);
   return table_->Close(std::exchange(sequence.slot, -1));
 }
 
@@ -294,8 +297,9 @@ absl::Status Engine::Impl::Admit() {
     waiting_.pop_front();
     DFLASH_ASSIGN_OR_RETURN(sequence->slot, table_->Open());
     // All pages to the end are reserved now, so a running request never fails for want of memory.
-    DFLASH_RETURN_IF_ERROR(
-        table_->Reserve(sequence->slot, sequence->prompt_size() + sequence->request.max_tokens));
+    const int64_t tokens = sequence->prompt_size() + sequence->request.max_tokens;
+    DFLASH_RETURN_IF_ERROR(table_->Reserve(sequence->slot, tokens));
+    if (options_.ranks != nullptr) options_.ranks->OnOpen(sequence->slot, tokens, sequence->request.sampling);
     DFLASH_RETURN_IF_ERROR(target_->Open(sequence->slot));
     if (drafter_ != nullptr) DFLASH_RETURN_IF_ERROR(drafter_->Open(sequence->slot, 0));
     sequence->prefill_start = absl::Now();
@@ -336,6 +340,7 @@ absl::StatusOr<bool> Engine::Impl::Step() {
   }
   clock.Charge(round.report.schedule_time);
 
+  DFLASH_RETURN_IF_ERROR(TellRanks(plan, round));
   DFLASH_RETURN_IF_ERROR(Draft(plan, round));
   clock.Charge(round.report.draft_time);
   DFLASH_ASSIGN_OR_RETURN(round.forward, target_->Forward(round.batch));
@@ -353,6 +358,21 @@ absl::StatusOr<bool> Engine::Impl::Step() {
   round.report.total_time = absl::Now() - start;
   if (options_.observer != nullptr) options_.observer->OnStep(round.report, Gauges());
   return true;
+}
+
+// Sends the step's control flow to the other ranks, if there are any, before anything of it runs.
+absl::Status Engine::Impl::TellRanks(const StepPlan& plan, const Round& round) {
+  if (options_.ranks == nullptr) return absl::OkStatus();
+  std::vector<RankLeader::VerifyRows> verify;
+  int64_t draft_sequences = 0;
+  for (const StepPlan::Verify& planned : plan.verify) {
+    const Sequence& sequence = *running_[static_cast<size_t>(planned.sequence)];
+    verify.push_back({.slot = sequence.slot,
+                      .start_position = sequence.anchor_position,
+                      .max_rows = 1 + planned.max_drafts});
+    draft_sequences += planned.max_drafts > 0;
+  }
+  return options_.ranks->Begin(round.batch.sequences, verify, draft_sequences);
 }
 
 // Asks the drafter for every decoding sequence at once and turns its proposals into verify plans.
@@ -394,7 +414,10 @@ absl::Status Engine::Impl::Draft(const StepPlan& plan, Round& round) {
     round.report.verify_rows += verification.plan.rows();
     round.verifications.push_back(std::move(verification));
   }
-  return absl::OkStatus();
+  if (options_.ranks == nullptr || round.verifications.empty()) return absl::OkStatus();
+  std::vector<const std::vector<int32_t>*> tokens;
+  for (const Verification& verification : round.verifications) tokens.push_back(&verification.plan.tokens);
+  return options_.ranks->ShareTokens(tokens);
 }
 
 // Draws the target's token after every row that has logits.
@@ -480,6 +503,7 @@ absl::Status Engine::Impl::AcceptAndCommit(Round& round) {
                          .row_count = rows,
                          .start_position = sequence.anchor_position});
   }
+  if (options_.ranks != nullptr) DFLASH_RETURN_IF_ERROR(options_.ranks->ShareAccepted(accepted));
   DFLASH_RETURN_IF_ERROR(target_->Commit(accepted));
   if (drafter_ != nullptr) DFLASH_RETURN_IF_ERROR(drafter_->Ingest(round.forward.taps, committed));
   clock.Charge(round.report.commit_time);

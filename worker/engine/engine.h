@@ -17,6 +17,7 @@
 namespace dflash {
 
 class Drafter;
+class RankLeader;
 class SequenceTable;
 class Stream;
 class Target;
@@ -60,6 +61,7 @@ struct EngineOptions {
   int64_t max_prefill_tokens = 512;  // prefill rows in one step; rounded down to a multiple of 64
   int64_t vocabulary = 0;            // real token ids: only [0, vocabulary) is ever emitted
   StepObserver* observer = nullptr;  // not owned, may be null
+  RankLeader* ranks = nullptr;       // the group's other ranks; not owned, null: there are none
 };
 
 class Engine {
