@@ -123,7 +123,8 @@ GroupIdentity Identity(const Group& group, bool speculate) {
   identity.vocabulary_size = group.tokenizer->vocabulary_size();
   identity.max_context_tokens = group.max_context_tokens;
   identity.max_sequences = group.table->slots();
-  // Every verify row of the CPU backend has the same bits in any company.
+  // In both backends a verify row has the same bits in any company, whatever the step's size
+  // (worker/engine/state_test.cc, kernels/linear/linear_cuda_test.cc): so up to as many rows as there can be.
   identity.same_text_rows =
       group.table->slots() * (1 + (group.drafter == nullptr ? 0 : group.drafter->max_drafts()));
   identity.speculate_by_default = speculate;

@@ -35,7 +35,12 @@ class EngineTest : public ::testing::Test {
     absl::StatusOr<std::unique_ptr<Engine>> engine = MakeEngine(pair_, pair_.drafter.get());
     ASSERT_TRUE(engine.ok()) << engine.status();
     engine_ = *std::move(engine);
-    prompts_ = *LoadGoldenPrompts();
+    static const std::vector<GoldenPrompt> prompts = [] {
+      std::vector<GoldenPrompt> loaded = *LoadGoldenPrompts();
+      EXPECT_TRUE(testing::UseOwnOutputs(loaded).ok());
+      return loaded;
+    }();
+    prompts_ = prompts;
   }
   GenerationOutcome Run(GenerationRequest request) { return (*RunAll(*engine_, {std::move(request)}))[0]; }
   void ExpectIdle() {
@@ -214,7 +219,10 @@ TEST(EngineNanTest, ARequestWhoseLogitsAreNotNumbersFailsAlone) {
   ASSERT_TRUE(pair.ok()) << pair.status();
   absl::StatusOr<std::unique_ptr<Engine>> engine = MakeEngine(*pair, pair->drafter.get());
   ASSERT_TRUE(engine.ok());
-  const GoldenPrompt good = (*LoadGoldenPrompts())[0];
+  std::vector<GoldenPrompt> prompts = *LoadGoldenPrompts();
+  prompts.resize(1);
+  ASSERT_TRUE(testing::UseOwnOutputs(prompts).ok());
+  const GoldenPrompt good = prompts[0];
   GenerationRequest poisoned = GoldenRequest(good);
   poisoned.prompt_tokens.insert(poisoned.prompt_tokens.begin() + 3, kPoisoned);
   const std::vector<GenerationOutcome> outcomes =

@@ -1,5 +1,6 @@
 // Hidden states, taps, logits, context features and draft logits of the tiny pair against what an independent
 // implementation computes (tests/golden/README.md).
+#include <algorithm>
 #include <map>
 #include <string>
 #include <vector>
@@ -11,6 +12,7 @@
 namespace dflash {
 namespace {
 
+using testing::BackendDemands;
 using testing::GoldenPrompt;
 using testing::GoldenTensor;
 using testing::LoadGoldenTensor;
@@ -18,8 +20,6 @@ using testing::LoadTinyPair;
 using testing::RelativeError;
 using testing::TinyPair;
 using testing::TinyPairOptions;
-
-constexpr double kTolerance = 2e-5;  // x RMS of the tensor; another implementation reached 8e-6
 
 // Worst error over the tensors of a prompt, by name.
 std::map<std::string, double> Errors(size_t prompt_index, const TinyPairOptions& options = {}) {
@@ -82,15 +82,17 @@ TEST(GoldenTensorsTest, MatchTheIndependentImplementation) {
     const std::map<std::string, double> errors = Errors(prompt);
     ASSERT_EQ(errors.size(), 5u);
     for (const auto& [name, error] : errors) {
-      EXPECT_LE(error, kTolerance) << name;
+      EXPECT_LE(error, BackendDemands().tensors) << name;
       RecordProperty("p" + std::to_string(prompt) + "." + name, std::to_string(error));
       std::printf("p%zu.%s: max |error| / rms = %.2e\n", prompt, name.c_str(), error);
     }
   }
 }
 
-// The comparison must be sharp enough for mistakes that change no token.
+// The comparison must be sharp enough for mistakes that change no token. In bf16 it is not: rounding hides
+// them, and what the float32 backend proves of the code that both share has to do.
 TEST(GoldenTensorsTest, AWindowOffByOneIsSeen) {
+  if (!BackendDemands().same_tokens) GTEST_SKIP() << "hidden by bf16 rounding";
   for (int64_t shift : {-1, 1}) {
     TinyPairOptions options;
     options.mutate_contract = [shift](FeatureContract& contract) {
@@ -98,14 +100,15 @@ TEST(GoldenTensorsTest, AWindowOffByOneIsSeen) {
         if (mask.window > 0) mask.window += shift;
       }
     };
-    EXPECT_GT(Errors(16, options)["draft_logits"], 10 * kTolerance) << shift;
+    EXPECT_GT(Errors(16, options)["draft_logits"], 10 * BackendDemands().tensors) << shift;
   }
 }
 
 TEST(GoldenTensorsTest, AWrongEpsIsSeen) {
+  if (!BackendDemands().same_tokens) GTEST_SKIP() << "hidden by bf16 rounding";
   TinyPairOptions options;
   options.mutate_target_config = [](TargetConfig& config) { config.rms_norm_eps = 1e-5; };
-  EXPECT_GT(Errors(0, options)["hidden_states"], 2 * kTolerance);
+  EXPECT_GT(Errors(0, options)["hidden_states"], 2 * BackendDemands().tensors);
 }
 
 TEST(GoldenTensorsTest, ATapOfTheLayerBeforeIsSeen) {
@@ -113,7 +116,7 @@ TEST(GoldenTensorsTest, ATapOfTheLayerBeforeIsSeen) {
   options.mutate_contract = [](FeatureContract& contract) {
     for (LayerIndex& tap : contract.taps) tap = LayerIndex{Number(tap) - 1};
   };
-  EXPECT_GT(Errors(0, options)["taps_last16"], 0.1);
+  EXPECT_GT(Errors(0, options)["taps_last16"], std::max(0.1, 2 * BackendDemands().tensors));
 }
 
 }  // namespace

@@ -1,6 +1,8 @@
 // Same text: the output is a function of (weights, prompt, parameters, seed), never of the drafter or of
 // whether there is one. Tests named *Full run the whole matrix (label slow).
+#include <cstdio>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -159,6 +161,41 @@ TEST(SameTextTest, WithAndWithoutSpeculation) { CheckMatrix(Matrix(/*prompts=*/5
 
 TEST(SameTextTest, WithAndWithoutSpeculationFull) { CheckMatrix(Matrix(/*prompts=*/21, /*seeds=*/4)); }
 
+// Long texts, far past the drafter's window: with speculation both at once, then each alone without.
+TEST(SameTextTest, OverTwoThousandTokens) {
+  constexpr int64_t kTokens = 2000;
+  testing::TinyPairOptions options;
+  options.threads = 1;
+  options.slots = 2;
+  options.max_tokens = 2560;
+  absl::StatusOr<TinyPair> pair = LoadTinyPair(options);
+  ASSERT_TRUE(pair.ok()) << pair.status();
+  std::vector<GenerationRequest> requests;
+  for (float temperature : {0.0f, 0.8f}) {
+    requests.push_back(GoldenRequest((*LoadGoldenPrompts())[0]));
+    requests.back().stop_token_ids.clear();
+    requests.back().max_tokens = kTokens;
+    requests.back().sampling = {
+        .temperature = temperature, .top_k = 0, .top_p = 1, .min_p = 0, .seed = 20261129};
+  }
+  const std::vector<GenerationOutcome> speculative =
+      *RunAll(**MakeEngine(*pair, pair->drafter.get()), requests);
+  const absl::StatusOr<std::unique_ptr<Engine>> plain_engine = MakeEngine(*pair, nullptr);
+  for (size_t i = 0; i < requests.size(); ++i) {
+    SCOPED_TRACE(::testing::Message() << "temperature " << requests[i].sampling.temperature);
+    ASSERT_TRUE(speculative[i].done) << speculative[i].status;
+    const GenerationOutcome plain = (*RunAll(**plain_engine, {requests[i]}))[0];
+    ASSERT_TRUE(plain.done) << plain.status;
+    EXPECT_EQ(plain.tokens.size(), static_cast<size_t>(kTokens));
+    EXPECT_EQ(speculative[i].tokens, plain.tokens);
+    EXPECT_GT(Drafted(speculative[i]), kTokens);
+    EXPECT_GT(Accepted(speculative[i]), 0);
+    std::printf("temperature %.1f: %.2f tokens per round\n", requests[i].sampling.temperature,
+                1 + static_cast<double>(Accepted(speculative[i])) /
+                        static_cast<double>(speculative[i].finished.rounds));
+  }
+}
+
 TEST(SameTextTest, DifferentSeedsGiveDifferentText) {
   absl::StatusOr<TinyPair> pair = LoadTinyPair();
   ASSERT_TRUE(pair.ok()) << pair.status();
@@ -174,7 +211,9 @@ TEST(SameTextTest, DifferentSeedsGiveDifferentText) {
 TEST(SameTextTest, BlockLengthChangesNothing) {
   absl::StatusOr<TinyPair> pair = LoadTinyPair();
   ASSERT_TRUE(pair.ok()) << pair.status();
-  const GoldenPrompt prompt = (*LoadGoldenPrompts())[1];
+  std::vector<GoldenPrompt> prompts = {(*LoadGoldenPrompts())[1]};
+  ASSERT_TRUE(testing::UseOwnOutputs(prompts).ok());
+  const GoldenPrompt& prompt = prompts[0];
   std::vector<GenerationRequest> requests;
   for (int32_t drafts : {0, 1, 2, 7, 15, 40}) {
     requests.push_back(GoldenRequest(prompt));

@@ -1,5 +1,5 @@
 // The tiny pair of models/, loaded for tests, with places to plant defects; and the golden data it is held
-// against.
+// against. The tests of the engine are written once for all backends: what each owes the golden data is here.
 #pragma once
 
 #include <cstdint>
@@ -42,7 +42,7 @@ struct TinyPair {
 
 absl::StatusOr<TinyPair> LoadTinyPair(const TinyPairOptions& options = {});
 
-// A file or folder of the source tree.
+// A file or folder of the source tree: where it was built, or below $DFLASHD_SOURCE_DIR on another machine.
 std::string SourcePath(const std::string& path);
 
 // One prompt of tests/golden/golden.json.
@@ -53,8 +53,25 @@ struct GoldenPrompt {
   std::vector<int32_t> output_ids;
   std::string output_text;
   std::vector<int64_t> acceptance_lengths;
+  double min_top2_gap = 0;
 };
 absl::StatusOr<std::vector<GoldenPrompt>> LoadGoldenPrompts();
+
+// What the backend of this program owes the golden data, which were computed in float32.
+struct Demands {
+  bool same_tokens;        // every token and acceptance length is the golden one
+  double chat_mean;        // relative error of the mean tokens per round
+  double defect_mean;      // the same with a planted defect
+  double safe_gap;         // logits further apart than this keep their order
+  double flips;            // share of all positions that may choose another token
+  double tensors;          // max |error| / rms of the golden tensors
+  double prefilled_state;  // max |error| / rms between decoded and prefilled state
+};
+const Demands& BackendDemands();
+
+// Replaces output_ids by what this backend decodes greedily, one token a step. Changes nothing where
+// BackendDemands().same_tokens.
+absl::Status UseOwnOutputs(std::vector<GoldenPrompt>& prompts);
 
 // Mean of accepted + 1 over all rounds of the kind "chat", from golden/README.md.
 inline constexpr double kGoldenChatMean = 10.147;
