@@ -6,6 +6,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "base/status.h"
 #include "worker/defects/defects.h"
 #include "worker/draft/dflash_drafter.h"
@@ -18,24 +20,31 @@ namespace {
 
 using Log = std::function<void(const std::string&)>;
 
-// Turns bytes read into a line at every tenth of the whole.
+// Turns bytes loaded into a line at every tenth of the whole, and one with the rate at the end.
 class ProgressLog {
  public:
   ProgressLog(std::string what, int64_t total_bytes, const Log& log)
-      : what_(std::move(what)), total_(std::max<int64_t>(total_bytes, 1)), log_(log) {}
+      : what_(std::move(what)), total_(std::max<int64_t>(total_bytes, 1)), log_(log), start_(absl::Now()) {}
   void Add(int64_t bytes) {
     done_ += bytes;
     const int64_t tenth = 10 * done_ / total_;
-    if (tenth == last_tenth_) return;
+    if (tenth == last_tenth_ || tenth >= 10) return;
     last_tenth_ = tenth;
     log_(absl::StrFormat("loading %s: %d%% of %.1f MiB", what_, 10 * tenth,
                          static_cast<double>(total_) / (1 << 20)));
+  }
+  void Finish() {
+    const double seconds = absl::ToDoubleSeconds(absl::Now() - start_);
+    log_(absl::StrFormat("loaded %s: %.1f MiB in %.2f s, %.2f GB/s", what_,
+                         static_cast<double>(done_) / (1 << 20), seconds,
+                         static_cast<double>(done_) / 1e9 / std::max(seconds, 1e-9)));
   }
 
  private:
   std::string what_;
   int64_t total_;
   const Log& log_;
+  absl::Time start_;
   int64_t done_ = 0;
   int64_t last_tenth_ = 0;
 };
@@ -57,24 +66,37 @@ absl::StatusOr<Group> LoadGroup(const GroupOptions& options, const Log& log) {
   DFLASH_ASSIGN_OR_RETURN(group.generation,
                           GenerationConfig::Load(options.model, target_config.vocab_size, config_options));
   LogWarnings(group.generation.warnings, log);
-  DFLASH_ASSIGN_OR_RETURN(const TargetCheckpoint target,
-                          TargetCheckpoint::Open(options.model, target_config));
+  DFLASH_ASSIGN_OR_RETURN(
+      const TargetCheckpoint target,
+      options.random_weights ? TargetCheckpoint::Random(options.model, target_config, *options.random_weights)
+                             : TargetCheckpoint::Open(options.model, target_config));
   log("target: " + target.Summary());
   group.target_revision = target.revision();
-  DFLASH_ASSIGN_OR_RETURN(Tokenizer tokenizer, Tokenizer::Load(options.model));
-  if (tokenizer.vocabulary_size() > target_config.vocab_size) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(options.model, ": the tokenizer has ids up to ", tokenizer.vocabulary_size() - 1,
-                     ", the target's vocab_size is ", target_config.vocab_size));
+  group.vocabulary = target_config.vocab_size;
+  absl::StatusOr<Tokenizer> tokenizer = Tokenizer::Load(options.model);
+  if (tokenizer.ok()) {
+    group.vocabulary = tokenizer->vocabulary_size();
+    if (group.vocabulary > target_config.vocab_size) {
+      return absl::InvalidArgumentError(absl::StrCat(options.model, ": the tokenizer has ids up to ",
+                                                     group.vocabulary - 1, ", the target's vocab_size is ",
+                                                     target_config.vocab_size));
+    }
+    group.tokenizer = std::make_unique<Tokenizer>(*std::move(tokenizer));
+  } else if (!options.random_weights || !absl::IsNotFound(tokenizer.status())) {
+    return tokenizer.status();
+  } else {
+    log("warning: no tokenizer: requests are token ids, answers have no text");
   }
-  group.tokenizer = std::make_unique<Tokenizer>(std::move(tokenizer));
   std::optional<DraftConfig> draft_config;
   std::optional<DraftCheckpoint> draft;
   if (!options.draft_model.empty()) {
     DFLASH_ASSIGN_OR_RETURN(draft_config, DraftConfig::Load(options.draft_model, config_options));
     LogWarnings(draft_config->warnings, log);
     DFLASH_RETURN_IF_ERROR(draft_config->CheckFits(target_config));
-    DFLASH_ASSIGN_OR_RETURN(draft, DraftCheckpoint::Open(options.draft_model, *draft_config));
+    DFLASH_ASSIGN_OR_RETURN(
+        draft, options.random_weights
+                   ? DraftCheckpoint::Random(options.draft_model, *draft_config, *options.random_weights)
+                   : DraftCheckpoint::Open(options.draft_model, *draft_config));
     log("drafter: " + draft->Summary());
     group.contract = MakeFeatureContract(*draft_config, target, *draft);
     if (!options.defect.empty()) {
@@ -117,15 +139,17 @@ absl::StatusOr<Group> LoadGroup(const GroupOptions& options, const Log& log) {
   DFLASH_ASSIGN_OR_RETURN(
       group.target, Target::Load(target_config, target, target_options, group.table.get(), *group.stream,
                                  [&](int64_t bytes) { target_progress.Add(bytes); }));
+  target_progress.Finish();
   if (!draft_config) return group;
   ProgressLog draft_progress("drafter", draft->total_bytes(), log);
   DFLASH_ASSIGN_OR_RETURN(group.drafter,
                           DFlashDrafter::Load(*draft_config, *draft, group.contract,
                                               {.max_sequences = options.max_sequences,
                                                .max_ingest_rows = options.max_prefill_tokens,
-                                               .vocabulary = group.tokenizer->vocabulary_size()},
+                                               .vocabulary = group.vocabulary},
                                               group.target.get(), group.table.get(), *group.stream,
                                               [&](int64_t bytes) { draft_progress.Add(bytes); }));
+  draft_progress.Finish();
   if (!options.defect.empty()) {
     DFLASH_ASSIGN_OR_RETURN(group.drafter,
                             PlantDefect(options.defect, std::move(group.drafter), group.table.get()));
@@ -138,7 +162,7 @@ absl::StatusOr<std::unique_ptr<Engine>> Group::MakeEngine(int64_t max_prefill_to
   EngineOptions options;
   options.max_context_tokens = max_context_tokens;
   options.max_prefill_tokens = max_prefill_tokens;
-  options.vocabulary = tokenizer->vocabulary_size();
+  options.vocabulary = vocabulary;
   options.observer = observer;
   return Engine::Create(options, target.get(), drafter.get(), table.get(), tokenizer.get(), *stream);
 }

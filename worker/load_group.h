@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -29,19 +30,23 @@ struct GroupOptions {
   int64_t cache_tokens = 0;          // in the paged pools; 0: max_sequences whole contexts
   int64_t max_prefill_tokens = 512;  // prefill rows of a step
   bool allow_unlisted_keys = false;  // of configuration files
-  std::string defect;                // to be planted; empty: none. Builds of the preset `defects` only
+  // Weights are made from this seed (docs/spec/random-weights.md): the folders hold configurations and no
+  // weights, and may lack a tokenizer.
+  std::optional<uint64_t> random_weights;
+  std::string defect;  // to be planted; empty: none. Builds of the preset `defects` only
 };
 
 struct Group {
   std::unique_ptr<Stream> stream;
   std::unique_ptr<SequenceTable> table;
-  std::unique_ptr<Tokenizer> tokenizer;
+  std::unique_ptr<Tokenizer> tokenizer;  // null: none (random weights only)
   std::unique_ptr<Target> target;
   std::unique_ptr<Drafter> drafter;  // null: none
   GenerationConfig generation;
   FeatureContract contract;  // meaningful with a drafter
   std::string target_revision;
   int64_t max_context_tokens = 0;
+  int64_t vocabulary = 0;  // real token ids: the tokenizer's, or all rows of the head
 
   // The engine over all this; `observer` is not owned and may be null.
   absl::StatusOr<std::unique_ptr<Engine>> MakeEngine(int64_t max_prefill_tokens,

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <exception>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -41,6 +42,7 @@ struct Flags {
   std::string speculation = "dflash";
   int64_t threads = 0;
   int64_t device = 0;
+  std::optional<int64_t> random_weights;
   bool probe = false;
 };
 
@@ -63,6 +65,10 @@ FlagParser MakeParser(Flags& flags) {
   parser.Switch("allow-unlisted-config-keys",
                 "accept keys of config.json that docs/config-keys.md does not list",
                 &flags.group.allow_unlisted_keys);
+  parser.Integer(
+      "random-weights", "SEED",
+      "make the weights of --model and --draft-model from a seed: folders with config.json and no weights", 0,
+      int64_t{1} << 62, &flags.random_weights);
   parser.Text("inject-defect", "NAME", "plant a known integration defect (test builds only)",
               &flags.group.defect);
   parser.Switch("probe", "only tell whether this backend finds its device", &flags.probe);
@@ -120,7 +126,7 @@ GroupIdentity Identity(const Group& group, bool speculate) {
     identity.feature_contract = group.contract.ToLine();
     identity.dflash_block_size = group.contract.block_size;
   }
-  identity.vocabulary_size = group.tokenizer->vocabulary_size();
+  identity.vocabulary_size = group.vocabulary;
   identity.max_context_tokens = group.max_context_tokens;
   identity.max_sequences = group.table->slots();
   // In both backends a verify row has the same bits in any company, whatever the step's size
@@ -201,6 +207,7 @@ int Main(int argc, char** argv) {
   }
   flags.group.threads = static_cast<int>(flags.threads);
   flags.group.device = static_cast<int>(flags.device);
+  if (flags.random_weights) flags.group.random_weights = static_cast<uint64_t>(*flags.random_weights);
   if (flags.probe) {
     const absl::Status status = Stream::Create({.threads = 1, .device = flags.group.device}).status();
     if (!status.ok()) return Fail(kExitNoDevice, status);

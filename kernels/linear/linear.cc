@@ -1,7 +1,5 @@
 #include "kernels/linear/linear.h"
 
-#include <utility>
-
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "kernels/device/describe.h"
@@ -9,27 +7,55 @@
 
 namespace dflash {
 
+absl::StatusOr<LinearWeight> LinearWeight::Allocate(int64_t out_features, int64_t in_features, DType dtype,
+                                                    const Stream& stream) {
+  if (out_features < 1 || in_features < 1 || out_features > INT64_MAX / 16 / in_features) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("LinearWeight: illegal size ", out_features, "x", in_features));
+  }
+  LinearWeight weight;
+  weight.out_features_ = out_features;
+  weight.in_features_ = in_features;
+  weight.dtype_ = dtype;
+  DFLASH_ASSIGN_OR_RETURN(const int64_t bytes, backend::PackedLinearBytes(out_features, in_features, dtype));
+  DFLASH_ASSIGN_OR_RETURN(weight.packed_, Buffer::Allocate(bytes, stream));
+  return weight;
+}
+
+absl::Status LinearWeight::PackRows(ConstMatrixView rows, int64_t first_output, const Stream& stream) {
+  if (!IsWellFormed(rows) || rows.cols != in_features_ || rows.dtype != dtype_ || first_output < 0 ||
+      first_output > out_features_ - rows.rows) {
+    return absl::InvalidArgumentError(absl::StrCat("LinearWeight: rows ", Describe(rows), " at output ",
+                                                   first_output, " of ", out_features_, "x", in_features_,
+                                                   " ", Name(dtype_)));
+  }
+  if (rows.rows == 0) return absl::OkStatus();
+  return backend::PackRows(rows, first_output, *this, stream);
+}
+
 absl::StatusOr<LinearWeight> LinearWeight::Pack(const std::vector<ConstMatrixView>& parts,
                                                 const Stream& stream) {
   if (parts.empty()) return absl::InvalidArgumentError("LinearWeight: no matrices");
-  LinearWeight weight;
-  weight.in_features_ = parts[0].cols;
-  weight.dtype_ = parts[0].dtype;
+  int64_t out_features = 0;
   for (const ConstMatrixView& part : parts) {
     if (!IsWellFormed(part) || part.rows < 1 || part.cols < 1) {
       return absl::InvalidArgumentError(absl::StrCat("LinearWeight: illegal matrix ", Describe(part)));
     }
-    if (part.cols != weight.in_features_ || part.dtype != weight.dtype_) {
+    if (part.cols != parts[0].cols || part.dtype != parts[0].dtype) {
       return absl::InvalidArgumentError(
           absl::StrCat("LinearWeight: ", Describe(part), " cannot be stacked under ", Describe(parts[0])));
     }
-    if (part.rows > INT64_MAX / 16 / part.cols - weight.out_features_) {
+    if (part.rows > INT64_MAX / 16 / part.cols - out_features) {
       return absl::InvalidArgumentError("LinearWeight: the stacked matrices are too large");
     }
-    weight.out_features_ += part.rows;
+    out_features += part.rows;
   }
-  DFLASH_ASSIGN_OR_RETURN(
-      weight.packed_, backend::PackLinearWeight(parts, weight.out_features_, weight.in_features_, stream));
+  DFLASH_ASSIGN_OR_RETURN(LinearWeight weight, Allocate(out_features, parts[0].cols, parts[0].dtype, stream));
+  int64_t first_output = 0;
+  for (const ConstMatrixView& part : parts) {
+    DFLASH_RETURN_IF_ERROR(backend::PackHostRows(part, first_output, weight, stream));
+    first_output += part.rows;
+  }
   return weight;
 }
 

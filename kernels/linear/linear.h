@@ -23,6 +23,14 @@ class LinearWeight {
   // differ; ResourceExhausted when the device has no room.
   static absl::StatusOr<LinearWeight> Pack(const std::vector<ConstMatrixView>& parts, const Stream& stream);
 
+  // The same in pieces, for weights that arrive little by little: a weight of zeros, then its outputs
+  // [first_output, first_output + rows.rows) from rows [R, K] of its dtype in device memory, each once.
+  // PackRows is enqueued on `stream`. Errors: InvalidArgument when sizes or dtypes disagree;
+  // ResourceExhausted.
+  static absl::StatusOr<LinearWeight> Allocate(int64_t out_features, int64_t in_features, DType dtype,
+                                               const Stream& stream);
+  absl::Status PackRows(ConstMatrixView rows, int64_t first_output, const Stream& stream);
+
   int64_t out_features() const { return out_features_; }
   int64_t in_features() const { return in_features_; }
   DType dtype() const { return dtype_; }

@@ -27,31 +27,35 @@ void PackRow(const T* row, int64_t in_features, int64_t lane, T* block) {
 
 }  // namespace
 
-absl::StatusOr<Buffer> PackLinearWeight(const std::vector<ConstMatrixView>& parts, int64_t out_features,
-                                        int64_t in_features, const Stream& stream) {
-  const int64_t blocks = CeilDiv(out_features, kLinearBlock);
-  const int64_t size = SizeOf(parts[0].dtype);
+absl::StatusOr<int64_t> PackedLinearBytes(int64_t out_features, int64_t in_features, DType dtype) {
+  return CeilDiv(out_features, kLinearBlock) * kLinearBlock * in_features * SizeOf(dtype);
+}
+
+absl::Status PackRows(ConstMatrixView rows, int64_t first_output, const LinearWeight& weight,
+                      const Stream& stream) {
+  const int64_t size = SizeOf(rows.dtype);
+  const int64_t in_features = weight.in_features();
   const int64_t block_bytes = kLinearBlock * in_features * size;
-  DFLASH_ASSIGN_OR_RETURN(Buffer packed, Buffer::Allocate(blocks * block_bytes, stream));  // zeroed
-  int64_t first_output = 0;
-  for (const ConstMatrixView& part : parts) {
-    ParallelFor(stream, part.rows, kLinearBlock, [&](int64_t begin, int64_t end) {
-      for (int64_t row = begin; row < end; ++row) {
-        const int64_t output = first_output + row;
-        char* block = packed.As<char>() + output / kLinearBlock * block_bytes;
-        const char* source = static_cast<const char*>(part.data) + row * part.row_stride * size;
-        if (part.dtype == DType::kBf16) {
-          PackRow(reinterpret_cast<const uint16_t*>(source), in_features, output % kLinearBlock,
-                  reinterpret_cast<uint16_t*>(block));
-        } else {
-          PackRow(reinterpret_cast<const float*>(source), in_features, output % kLinearBlock,
-                  reinterpret_cast<float*>(block));
-        }
+  ParallelFor(stream, rows.rows, kLinearBlock, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const int64_t output = first_output + row;
+      char* block = weight.packed().As<char>() + output / kLinearBlock * block_bytes;
+      const char* source = static_cast<const char*>(rows.data) + row * rows.row_stride * size;
+      if (rows.dtype == DType::kBf16) {
+        PackRow(reinterpret_cast<const uint16_t*>(source), in_features, output % kLinearBlock,
+                reinterpret_cast<uint16_t*>(block));
+      } else {
+        PackRow(reinterpret_cast<const float*>(source), in_features, output % kLinearBlock,
+                reinterpret_cast<float*>(block));
       }
-    });
-    first_output += part.rows;
-  }
-  return packed;
+    }
+  });
+  return absl::OkStatus();
+}
+
+absl::Status PackHostRows(ConstMatrixView rows, int64_t first_output, const LinearWeight& weight,
+                          const Stream& stream) {
+  return PackRows(rows, first_output, weight, stream);
 }
 
 absl::Status Linear(ConstMatrixView x, const LinearWeight& w, Phase, MatrixView y, const Stream& stream) {

@@ -35,53 +35,46 @@ cudaError_t LaunchBf16(ConstMatrixView x, const PackedWeight& weight, Phase phas
 
 }  // namespace
 
-absl::StatusOr<Buffer> PackLinearWeight(const std::vector<ConstMatrixView>& parts, int64_t out_features,
-                                        int64_t in_features, const Stream& stream) {
+absl::StatusOr<int64_t> PackedLinearBytes(int64_t out_features, int64_t in_features, DType dtype) {
   DFLASH_RETURN_IF_ERROR(CheckSize(out_features, in_features));
-  const CudaContext& context = CudaOf(stream);
-  if (parts[0].dtype == DType::kF32) {
-    DFLASH_ASSIGN_OR_RETURN(Buffer dense,
-                            Buffer::Allocate(out_features * in_features * SizeOf(DType::kF32), stream));
-    auto* to = dense.As<uint8_t>();
-    const auto row_bytes = static_cast<size_t>(in_features * SizeOf(DType::kF32));
-    for (const ConstMatrixView& part : parts) {
-      DFLASH_RETURN_IF_ERROR(CudaStatus(
-          cudaMemcpy2DAsync(to, row_bytes, part.data,
-                            static_cast<size_t>(part.row_stride * SizeOf(part.dtype)), row_bytes,
-                            static_cast<size_t>(part.rows), cudaMemcpyHostToDevice, context.stream),
-          "copy of a weight to the device"));
-      to += part.rows * static_cast<int64_t>(row_bytes);
-    }
-    DFLASH_RETURN_IF_ERROR(stream.Synchronize());  // the host memory may go
-    return dense;
-  }
+  if (dtype == DType::kF32) return out_features * in_features * SizeOf(dtype);
+  return PackedWeight{nullptr, out_features, in_features}.Bytes();
+}
 
-  PackedWeight weight = {nullptr, out_features, in_features};
-  DFLASH_ASSIGN_OR_RETURN(Buffer packed, Buffer::Allocate(weight.Bytes(), stream));
-  const int64_t row_bytes = in_features * SizeOf(DType::kBf16);
+absl::Status PackRows(ConstMatrixView rows, int64_t first_output, const LinearWeight& weight,
+                      const Stream& stream) {
+  const CudaContext& context = CudaOf(stream);
+  if (rows.dtype == DType::kF32) {
+    float* to = weight.packed().As<float>() + first_output * weight.in_features();
+    return CudaStatus(LaunchCopyRows(rows, MatrixView(to, rows.rows, rows.cols), context),
+                      "packing a weight");
+  }
+  const PackedWeight packed = {nullptr, weight.out_features(), weight.in_features()};
+  return CudaStatus(LaunchPackRows(rows, first_output, packed, weight.packed().data(), context),
+                    "packing a weight");
+}
+
+absl::Status PackHostRows(ConstMatrixView rows, int64_t first_output, const LinearWeight& weight,
+                          const Stream& stream) {
+  const CudaContext& context = CudaOf(stream);
+  const auto row_bytes = rows.cols * SizeOf(rows.dtype);
   const int64_t rows_at_once = kWorkspaceBytes / row_bytes;
   if (rows_at_once < 1) {
     return absl::InvalidArgumentError(
         absl::StrCat("linear weight: rows of ", row_bytes, " bytes are too long"));
   }
-  int64_t output = 0;
-  for (const ConstMatrixView& part : parts) {
-    for (int64_t row = 0; row < part.rows; row += rows_at_once) {
-      const ConstMatrixView rows = part.Rows(row, std::min(rows_at_once, part.rows - row));
-      DFLASH_RETURN_IF_ERROR(
-          CudaStatus(cudaMemcpy2DAsync(context.workspace, static_cast<size_t>(row_bytes), rows.data,
-                                       static_cast<size_t>(rows.row_stride * SizeOf(rows.dtype)),
-                                       static_cast<size_t>(row_bytes), static_cast<size_t>(rows.rows),
-                                       cudaMemcpyHostToDevice, context.stream),
-                     "copy of a weight to the device"));
-      const ConstMatrixView staged(context.workspace, DType::kBf16, rows.rows, in_features, in_features);
-      DFLASH_RETURN_IF_ERROR(
-          CudaStatus(LaunchPackRows(staged, output, weight, packed.data(), context), "packing a weight"));
-      output += rows.rows;
-    }
+  for (int64_t row = 0; row < rows.rows; row += rows_at_once) {
+    const ConstMatrixView part = rows.Rows(row, std::min(rows_at_once, rows.rows - row));
+    DFLASH_RETURN_IF_ERROR(
+        CudaStatus(cudaMemcpy2DAsync(context.workspace, static_cast<size_t>(row_bytes), part.data,
+                                     static_cast<size_t>(part.row_stride * SizeOf(part.dtype)),
+                                     static_cast<size_t>(row_bytes), static_cast<size_t>(part.rows),
+                                     cudaMemcpyHostToDevice, context.stream),
+                   "copy of a weight to the device"));
+    const ConstMatrixView staged(context.workspace, part.dtype, part.rows, part.cols, part.cols);
+    DFLASH_RETURN_IF_ERROR(PackRows(staged, first_output + row, weight, stream));
   }
-  DFLASH_RETURN_IF_ERROR(stream.Synchronize());  // the host memory may go
-  return packed;
+  return stream.Synchronize();  // the host memory may go
 }
 
 absl::Status Linear(ConstMatrixView x, const LinearWeight& w, Phase phase, MatrixView y,

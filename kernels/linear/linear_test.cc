@@ -114,6 +114,31 @@ TEST_F(LinearTest, PacksViewsWithAStride) {
   EXPECT_TRUE(BitEqual(Run(x, *from_view), Run(x, *from_copy)));
 }
 
+TEST_F(LinearTest, PackedInPiecesIsPackedAtOnce) {
+  const HostMatrix<bf16> bf = RandomMatrix<bf16>(300, 72, 1);
+  const HostMatrix<float> f32 = RandomMatrix<float>(300, 72, 1);
+  const HostMatrix<float> x = RandomMatrix<float>(3, 72, 2);
+  const auto check = [&](const auto& w, DType dtype) {
+    auto whole = LinearWeight::Pack({w.view()}, stream_);
+    auto pieces = LinearWeight::Allocate(300, 72, dtype, stream_);
+    ASSERT_TRUE(whole.ok() && pieces.ok());
+    for (auto [first, count] : {std::pair{130, 170}, {0, 1}, {1, 120}, {121, 9}}) {
+      const DeviceMatrix rows = DeviceMatrix::Input(w.Rows(first, count), stream_, 5);
+      ASSERT_TRUE(pieces->PackRows(rows.view(), first, stream_).ok());
+    }
+    EXPECT_TRUE(BitEqual(Run(x, *pieces), Run(x, *whole)));
+    const DeviceMatrix rows = DeviceMatrix::Input(w.Rows(0, 2), stream_);
+    const DeviceMatrix other = DeviceMatrix::Input(RandomMatrix<float>(2, 71, 1), stream_);
+    EXPECT_EQ(pieces->PackRows(rows.view(), 299, stream_).code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(pieces->PackRows(rows.view(), -1, stream_).code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(pieces->PackRows(other.view(), 0, stream_).code(), absl::StatusCode::kInvalidArgument);
+  };
+  check(bf, DType::kBf16);
+  check(f32, DType::kF32);
+  EXPECT_EQ(LinearWeight::Allocate(0, 72, DType::kBf16, stream_).status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
 // Design promise: a row's bits do not depend on its company.
 TEST_F(LinearTest, RowsAloneAndInCompanyHaveTheSameBits) {
   const HostMatrix<bf16> w = RandomMatrix<bf16>(100, 1300, 1);

@@ -4,36 +4,37 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "worker/model/weight_upload.h"
+#include "worker/model/weight_loader.h"
 
 namespace dflash {
 
 absl::StatusOr<DFlashWeights> LoadDFlashWeights(const DraftConfig& config, const DraftCheckpoint& checkpoint,
                                                 GroupRank rank, const Stream& stream,
                                                 const ReadProgress& progress) {
-  const WeightUploader upload(checkpoint, SliceTensors(config, rank), stream, progress);
+  WeightLoader loader(checkpoint, SliceTensors(config, rank), stream);
   DFlashWeights weights;
-  DFLASH_ASSIGN_OR_RETURN(weights.fc, upload.Stack({"fc.weight"}));
-  DFLASH_ASSIGN_OR_RETURN(weights.hidden_norm, upload.Plain("hidden_norm.weight"));
-  for (int64_t i = 0; i < config.num_layers(); ++i) {
+  weights.layers.resize(static_cast<size_t>(config.num_layers()));  // the loader keeps addresses
+  loader.Linear({loader.Whole("fc.weight")}, &weights.fc);
+  loader.Plain("hidden_norm.weight", &weights.hidden_norm);
+  for (size_t i = 0; i < weights.layers.size(); ++i) {
     const std::string prefix = absl::StrCat("layers.", i, ".");
     const std::string attention = prefix + "self_attn.";
-    DFlashLayerWeights layer;
-    DFLASH_ASSIGN_OR_RETURN(layer.input_norm, upload.Plain(prefix + "input_layernorm.weight"));
-    DFLASH_ASSIGN_OR_RETURN(layer.post_attention_norm,
-                            upload.Plain(prefix + "post_attention_layernorm.weight"));
-    DFLASH_ASSIGN_OR_RETURN(layer.q, upload.Stack({attention + "q_proj.weight"}));
-    DFLASH_ASSIGN_OR_RETURN(layer.kv,
-                            upload.Stack({attention + "k_proj.weight", attention + "v_proj.weight"}));
-    DFLASH_ASSIGN_OR_RETURN(layer.q_norm, upload.Plain(attention + "q_norm.weight"));
-    DFLASH_ASSIGN_OR_RETURN(layer.k_norm, upload.Plain(attention + "k_norm.weight"));
-    DFLASH_ASSIGN_OR_RETURN(layer.out, upload.Stack({attention + "o_proj.weight"}));
-    DFLASH_ASSIGN_OR_RETURN(layer.gate_up,
-                            upload.Stack({prefix + "mlp.gate_proj.weight", prefix + "mlp.up_proj.weight"}));
-    DFLASH_ASSIGN_OR_RETURN(layer.down, upload.Stack({prefix + "mlp.down_proj.weight"}));
-    weights.layers.push_back(std::move(layer));
+    DFlashLayerWeights& layer = weights.layers[i];
+    loader.Plain(prefix + "input_layernorm.weight", &layer.input_norm);
+    loader.Plain(prefix + "post_attention_layernorm.weight", &layer.post_attention_norm);
+    loader.Linear({loader.Whole(attention + "q_proj.weight")}, &layer.q);
+    loader.Linear({loader.Whole(attention + "k_proj.weight"), loader.Whole(attention + "v_proj.weight")},
+                  &layer.kv);
+    loader.Plain(attention + "q_norm.weight", &layer.q_norm);
+    loader.Plain(attention + "k_norm.weight", &layer.k_norm);
+    loader.Linear({loader.Whole(attention + "o_proj.weight")}, &layer.out);
+    loader.Linear(
+        {loader.Whole(prefix + "mlp.gate_proj.weight"), loader.Whole(prefix + "mlp.up_proj.weight")},
+        &layer.gate_up);
+    loader.Linear({loader.Whole(prefix + "mlp.down_proj.weight")}, &layer.down);
   }
-  DFLASH_ASSIGN_OR_RETURN(weights.norm, upload.Plain("norm.weight"));
+  loader.Plain("norm.weight", &weights.norm);
+  DFLASH_RETURN_IF_ERROR(loader.Run(progress));
   return weights;
 }
 

@@ -37,6 +37,14 @@ std::string ShapeText(const std::vector<ExpectedSize>& shape) {
                       "]");
 }
 
+// Random weights beside real ones would be taken for them, sooner or later.
+absl::Status CheckHasNoWeights(const std::string& folder) {
+  const absl::Status status = SafetensorsFolder::Open(folder).status();
+  if (absl::IsNotFound(status)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "random weights: ", folder, " holds weights already; it needs a folder with config.json alone"));
+}
+
 }  // namespace
 
 // What a kind of checkpoint consists of.
@@ -137,6 +145,7 @@ absl::Status Checkpoint::CheckRest(const Inventory& inventory, const std::string
 
 absl::Status Checkpoint::OpenFolder(const std::string& folder, const Inventory& inventory) {
   DFLASH_ASSIGN_OR_RETURN(weights_, SafetensorsFolder::Open(folder));
+  source_ = weights_.source();
   std::vector<std::string> found;
   std::vector<std::string> probes;
   for (const std::string& prefix : inventory.prefixes) {
@@ -162,6 +171,30 @@ absl::Status Checkpoint::OpenFolder(const std::string& folder, const Inventory& 
   return absl::OkStatus();
 }
 
+void Checkpoint::MakeRandom(const Inventory& inventory, ModelRole role, uint64_t seed) {
+  is_random_ = true;
+  random_tensors_.reserve(inventory.tensors.size());  // tensors_ points into it
+  for (const ExpectedTensor& expected : inventory.tensors) {
+    StoredTensor& stored = random_tensors_.emplace_back();
+    stored.name = expected.name;
+    stored.dtype = "BF16";
+    stored.element_bytes = SizeOf(DType::kBf16);
+    stored.bytes = stored.element_bytes;
+    for (const ExpectedSize& size : expected.shape) {
+      stored.shape.push_back(size.size);
+      stored.bytes *= size.size;
+    }
+    TensorInfo info;
+    info.name = expected.name;
+    info.stored = &stored;
+    info.random = RandomTensorOf(role, expected.name, stored.shape, seed);
+    total_bytes_ += stored.bytes;
+    tensors_.emplace(expected.name, std::move(info));
+  }
+  source_ = absl::StrCat(inventory.config_origin, ": random weights of seed ", seed);
+  revision_ = Sha256().Add(inventory.config_digest).Add(absl::StrCat("random weights ", seed)).HexDigest();
+}
+
 const TensorInfo* Checkpoint::Find(std::string_view name) const {
   const auto found = tensors_.find(name);
   return found == tensors_.end() ? nullptr : &found->second;
@@ -177,12 +210,22 @@ absl::StatusOr<HostTensor> Checkpoint::Read(const TensorInfo& tensor, const Tens
                                             const ReadProgress& progress) const {
   if (block.row_count < 0 || block.row_count > tensor.rows() || block.col_count < 0 ||
       block.col_count > tensor.cols()) {
-    return absl::InvalidArgumentError(absl::StrCat(tensor.file->path(), ": tensor ", tensor.name,
-                                                   ": a block of ", block.row_count, " x ", block.col_count,
-                                                   " of ", tensor.rows(), " x ", tensor.cols()));
+    return absl::InvalidArgumentError(absl::StrCat(source_, ": tensor ", tensor.name, ": a block of ",
+                                                   block.row_count, " x ", block.col_count, " of ",
+                                                   tensor.rows(), " x ", tensor.cols()));
   }
   DFLASH_ASSIGN_OR_RETURN(HostTensor host,
                           HostTensor::Allocate(tensor.dtype, block.row_count, block.col_count));
+  if (tensor.random) {
+    auto* to = reinterpret_cast<bf16*>(host.data());
+    for (int64_t row = block.first_row; row < block.first_row + block.row_count; ++row) {
+      for (int64_t col = block.first_col; col < block.first_col + block.col_count; ++col) {
+        *to++ = bf16(RandomElement(*tensor.random, static_cast<uint64_t>(row * tensor.cols() + col)));
+      }
+    }
+    if (progress) progress(host.bytes());
+    return host;
+  }
   DFLASH_RETURN_IF_ERROR(tensor.file->Read(*tensor.stored, block, host.data(), host.bytes(), progress));
   return host;
 }
@@ -190,8 +233,8 @@ absl::StatusOr<HostTensor> Checkpoint::Read(const TensorInfo& tensor, const Tens
 std::string Checkpoint::Summary() const {
   std::map<std::string, int64_t> dtypes;
   for (const auto& [name, info] : tensors_) ++dtypes[Name(info.dtype)];
-  std::string text = absl::StrCat(weights_.source(), ": ", tensors_.size(), " tensors, ", total_bytes_,
-                                  " bytes (", absl::StrJoin(dtypes, ", ", absl::PairFormatter(": ")), ")");
+  std::string text = absl::StrCat(source_, ": ", tensors_.size(), " tensors, ", total_bytes_, " bytes (",
+                                  absl::StrJoin(dtypes, ", ", absl::PairFormatter(": ")), ")");
   for (const SkippedTensors& skipped : skipped_) {
     absl::StrAppend(&text, "; skipped ", skipped.count, " tensors ", skipped.prefix, "*, ", skipped.bytes,
                     " bytes");
@@ -199,8 +242,7 @@ std::string Checkpoint::Summary() const {
   return text;
 }
 
-absl::StatusOr<TargetCheckpoint> TargetCheckpoint::Open(const std::string& folder,
-                                                        const TargetConfig& config) {
+Checkpoint::Inventory Checkpoint::InventoryOf(const TargetConfig& config) {
   Inventory inventory;
   inventory.tensors = ExpectedTensors(config);
   inventory.prefixes = {"model.language_model.", "model."};
@@ -210,8 +252,32 @@ absl::StatusOr<TargetCheckpoint> TargetCheckpoint::Open(const std::string& folde
   inventory.norm = "norm.weight";
   inventory.config_origin = config.origin;
   inventory.config_digest = config.digest;
+  return inventory;
+}
+
+Checkpoint::Inventory Checkpoint::InventoryOf(const DraftConfig& config) {
+  Inventory inventory;
+  inventory.tensors = ExpectedTensors(config);
+  inventory.prefixes = {"", "model."};
+  inventory.probe = "fc.weight";
+  inventory.norm = "norm.weight";
+  inventory.config_origin = config.origin;
+  inventory.config_digest = config.digest;
+  return inventory;
+}
+
+absl::StatusOr<TargetCheckpoint> TargetCheckpoint::Open(const std::string& folder,
+                                                        const TargetConfig& config) {
   TargetCheckpoint checkpoint;
-  DFLASH_RETURN_IF_ERROR(checkpoint.OpenFolder(folder, inventory));
+  DFLASH_RETURN_IF_ERROR(checkpoint.OpenFolder(folder, InventoryOf(config)));
+  return checkpoint;
+}
+
+absl::StatusOr<TargetCheckpoint> TargetCheckpoint::Random(const std::string& folder,
+                                                          const TargetConfig& config, uint64_t seed) {
+  DFLASH_RETURN_IF_ERROR(CheckHasNoWeights(folder));
+  TargetCheckpoint checkpoint;
+  checkpoint.MakeRandom(InventoryOf(config), ModelRole::kTarget, seed);
   return checkpoint;
 }
 
@@ -221,15 +287,16 @@ absl::StatusOr<DraftCheckpoint> DraftCheckpoint::Open(const std::string& folder,
     return absl::UnimplementedError(
         absl::StrCat(mask_file, ": drafters with their own mask embedding are not built"));
   }
-  Inventory inventory;
-  inventory.tensors = ExpectedTensors(config);
-  inventory.prefixes = {"", "model."};
-  inventory.probe = "fc.weight";
-  inventory.norm = "norm.weight";
-  inventory.config_origin = config.origin;
-  inventory.config_digest = config.digest;
   DraftCheckpoint checkpoint;
-  DFLASH_RETURN_IF_ERROR(checkpoint.OpenFolder(folder, inventory));
+  DFLASH_RETURN_IF_ERROR(checkpoint.OpenFolder(folder, InventoryOf(config)));
+  return checkpoint;
+}
+
+absl::StatusOr<DraftCheckpoint> DraftCheckpoint::Random(const std::string& folder, const DraftConfig& config,
+                                                        uint64_t seed) {
+  DFLASH_RETURN_IF_ERROR(CheckHasNoWeights(folder));
+  DraftCheckpoint checkpoint;
+  checkpoint.MakeRandom(InventoryOf(config), ModelRole::kDrafter, seed);
   return checkpoint;
 }
 

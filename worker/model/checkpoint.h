@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -16,8 +17,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/dtype.h"
+#include "kernels/random_weights/random_element.h"
 #include "worker/model/draft_config.h"
 #include "worker/model/host_tensor.h"
+#include "worker/model/random_weights.h"
 #include "worker/model/safetensors.h"
 #include "worker/model/target_config.h"
 
@@ -43,7 +46,8 @@ struct TensorInfo {
   std::string name;  // canonical
   DType dtype = DType::kBf16;
   const StoredTensor* stored = nullptr;   // owned by the checkpoint
-  const SafetensorsFile* file = nullptr;  // owned by the checkpoint
+  const SafetensorsFile* file = nullptr;  // owned by the checkpoint; null: random
+  std::optional<RandomTensor> random;     // exactly when file is null
 
   const std::vector<int64_t>& shape() const { return stored->shape; }
   // As a matrix: the first dimension times the product of the others.
@@ -79,6 +83,7 @@ class Checkpoint {
     return Read(tensor, tensor.All(), progress);
   }
 
+  bool is_random() const { return is_random_; }         // made from a seed, not read from files
   int64_t total_bytes() const { return total_bytes_; }  // of tensors()
   const std::vector<SkippedTensors>& skipped() const { return skipped_; }
   // SHA-256, hexadecimal, of the configuration, the headers of all weight files and the final norm's weights.
@@ -89,17 +94,23 @@ class Checkpoint {
 
  protected:
   struct Inventory;
+  static Inventory InventoryOf(const TargetConfig& config);
+  static Inventory InventoryOf(const DraftConfig& config);
   Checkpoint() = default;
   absl::Status OpenFolder(const std::string& folder, const Inventory& inventory);
+  void MakeRandom(const Inventory& inventory, ModelRole role, uint64_t seed);
 
  private:
   absl::Status Match(const Inventory& inventory, const std::string& prefix);
   absl::Status CheckRest(const Inventory& inventory, const std::string& prefix);
 
   SafetensorsFolder weights_;
-  std::map<std::string, TensorInfo, std::less<>> tensors_;  // point into weights_
+  std::vector<StoredTensor> random_tensors_;
+  bool is_random_ = false;
+  std::map<std::string, TensorInfo, std::less<>> tensors_;  // point into weights_ or random_tensors_
   std::vector<SkippedTensors> skipped_;
   int64_t total_bytes_ = 0;
+  std::string source_;  // for messages
   std::string revision_;
 };
 
@@ -111,6 +122,11 @@ class TargetCheckpoint : public Checkpoint {
   // or has another shape than the configuration says (naming file, tensor and keys); Unimplemented for a
   // dtype other than BF16 and F32 and for FP8 scales.
   static absl::StatusOr<TargetCheckpoint> Open(const std::string& folder, const TargetConfig& config);
+  // BF16 tensors of that configuration that are made from a seed (docs/spec/random-weights.md).
+  // InvalidArgument, so that nobody takes one for the other, when the folder of the configuration holds
+  // weights too.
+  static absl::StatusOr<TargetCheckpoint> Random(const std::string& folder, const TargetConfig& config,
+                                                 uint64_t seed);
 };
 
 // The drafter's weights. It has no embedding and no output matrix: those are the target's.
@@ -119,6 +135,8 @@ class DraftCheckpoint : public Checkpoint {
   // Errors as TargetCheckpoint::Open; Unimplemented also for reduced draft vocabularies (tensors d2t, t2d)
   // and for a file mask_embedding.pt.
   static absl::StatusOr<DraftCheckpoint> Open(const std::string& folder, const DraftConfig& config);
+  static absl::StatusOr<DraftCheckpoint> Random(const std::string& folder, const DraftConfig& config,
+                                                uint64_t seed);
 };
 
 }  // namespace dflash
