@@ -1,0 +1,109 @@
+#include "worker/rpc/rank_messages.h"
+
+#include <openssl/crypto.h>
+#include <openssl/evp.h>
+#include <openssl/hmac.h>
+#include <openssl/rand.h>
+
+#include <array>
+
+#include "base/check.h"
+
+namespace dflash {
+
+wire::RankPlan ToMessage(const RankPlan& plan) {
+  wire::RankPlan message;
+  message.set_number(plan.number);
+  message.set_hash(plan.hash);
+  for (const RankPlan::SlotChange& change : plan.slots) {
+    wire::SlotChange* slot = message.add_slots();
+    slot->set_open(change.open);
+    slot->set_slot(change.slot);
+    if (!change.open) continue;
+    slot->set_reserved_tokens(change.reserved_tokens);
+    slot->set_temperature(change.sampling.temperature);
+    slot->set_top_k(change.sampling.top_k);
+    slot->set_top_p(change.sampling.top_p);
+    slot->set_min_p(change.sampling.min_p);
+    slot->set_seed(change.sampling.seed);
+  }
+  message.set_draft_sequences(plan.draft_sequences);
+  for (const RankPlan::Rows& planned : plan.rows) {
+    wire::PlannedRows* rows = message.add_rows();
+    rows->set_slot(planned.slot);
+    rows->set_verify(planned.phase == Phase::kVerify);
+    rows->set_start_position(planned.start_position);
+    rows->set_count(planned.count);
+    rows->mutable_tokens()->Assign(planned.tokens.begin(), planned.tokens.end());
+    rows->set_last_logits(planned.last_logits);
+  }
+  return message;
+}
+
+RankPlan FromMessage(const wire::RankPlan& message) {
+  RankPlan plan;
+  plan.number = message.number();
+  plan.hash = message.hash();
+  for (const wire::SlotChange& change : message.slots()) {
+    RankPlan::SlotChange& slot = plan.slots.emplace_back();
+    slot.open = change.open();
+    slot.slot = change.slot();
+    if (!change.open()) continue;
+    slot.reserved_tokens = change.reserved_tokens();
+    slot.sampling = {.temperature = change.temperature(),
+                     .top_k = change.top_k(),
+                     .top_p = change.top_p(),
+                     .min_p = change.min_p(),
+                     .seed = change.seed()};
+  }
+  plan.draft_sequences = message.draft_sequences();
+  for (const wire::PlannedRows& rows : message.rows()) {
+    plan.rows.push_back({.slot = rows.slot(),
+                         .phase = rows.verify() ? Phase::kVerify : Phase::kPrefill,
+                         .start_position = rows.start_position(),
+                         .count = rows.count(),
+                         .tokens = {rows.tokens().begin(), rows.tokens().end()},
+                         .last_logits = rows.last_logits()});
+  }
+  return plan;
+}
+
+wire::Abort ToAbort(const absl::Status& status) {
+  wire::Abort message;
+  message.set_code(static_cast<int32_t>(status.code()));
+  message.set_message(std::string(status.message()));
+  return message;
+}
+
+absl::Status FromAbort(const wire::Abort& message) {
+  return absl::Status(static_cast<absl::StatusCode>(message.code()), message.message());
+}
+
+std::string RandomNonce() {
+  std::string nonce(32, 0);
+  DFLASH_CHECK(RAND_bytes(reinterpret_cast<unsigned char*>(nonce.data()), static_cast<int>(nonce.size())) ==
+               1);
+  return nonce;
+}
+
+std::string Proof(const std::string& secret, const std::string& purpose, const std::string& nonce,
+                  const std::string& group_id, uint32_t rank, uint64_t epoch) {
+  if (secret.empty()) return "";
+  // Each part with its length, so that no two lists of parts look alike.
+  std::string text;
+  const auto add = [&](const std::string& part) { text += std::to_string(part.size()) + ":" + part; };
+  for (const std::string& part : {purpose, nonce, group_id, std::to_string(rank), std::to_string(epoch)})
+    add(part);
+  std::array<unsigned char, EVP_MAX_MD_SIZE> digest{};
+  unsigned int size = 0;
+  DFLASH_CHECK(HMAC(EVP_sha256(), secret.data(), static_cast<int>(secret.size()),
+                    reinterpret_cast<const unsigned char*>(text.data()), text.size(), digest.data(),
+                    &size) != nullptr);
+  return std::string(reinterpret_cast<const char*>(digest.data()), size);
+}
+
+bool SameProof(const std::string& a, const std::string& b) {
+  return a.size() == b.size() && CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
+}
+
+}  // namespace dflash
