@@ -11,6 +11,7 @@
 #include "base/status.h"
 #include "worker/defects/defects.h"
 #include "worker/draft/dflash_drafter.h"
+#include "worker/draft/draft_follower.h"
 #include "worker/model/checkpoint.h"
 #include "worker/model/draft_config.h"
 #include "worker/model/target_config.h"
@@ -135,12 +136,22 @@ absl::StatusOr<Group> LoadGroup(const GroupOptions& options, const Log& log) {
   target_options.max_block_rows = draft_config ? group.contract.block_size : 1;
   target_options.max_verify_rows = options.max_sequences * target_options.max_block_rows;
   if (draft_config) target_options.taps = group.contract.taps;
+  target_options.communicator = options.communicator;
+  target_options.draft_placement = options.draft_placement;
   ProgressLog target_progress("target", target.total_bytes(), log);
   DFLASH_ASSIGN_OR_RETURN(
       group.target, Target::Load(target_config, target, target_options, group.table.get(), *group.stream,
                                  [&](int64_t bytes) { target_progress.Add(bytes); }));
   target_progress.Finish();
   if (!draft_config) return group;
+  if (group.target->communicator().rank() > 0 && options.draft_placement == DraftPlacement::kRankZero) {
+    DFLASH_ASSIGN_OR_RETURN(group.drafter,
+                            DraftFollower::Create({.block_size = group.contract.block_size,
+                                                   .max_sequences = options.max_sequences,
+                                                   .vocabulary = group.vocabulary},
+                                                  group.target.get(), group.table.get(), *group.stream));
+    return group;
+  }
   ProgressLog draft_progress("drafter", draft->total_bytes(), log);
   DFLASH_ASSIGN_OR_RETURN(group.drafter,
                           DFlashDrafter::Load(*draft_config, *draft, group.contract,

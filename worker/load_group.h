@@ -1,4 +1,4 @@
-// Builds everything a leader runs from two model folders: nothing is half-loaded, and the first thing wrong
+// Builds everything a rank runs from two model folders: nothing is half-loaded, and the first thing wrong
 // is the error.
 #pragma once
 
@@ -33,7 +33,9 @@ struct GroupOptions {
   // Weights are made from this seed (docs/spec/random-weights.md): the folders hold configurations and no
   // weights, and may lack a tokenizer.
   std::optional<uint64_t> random_weights;
-  std::string defect;  // to be planted; empty: none. Builds of the preset `defects` only
+  std::string defect;                    // to be planted; empty: none. Builds of the preset `defects` only
+  Communicator* communicator = nullptr;  // of this rank, not owned; null: a group of one
+  DraftPlacement draft_placement = DraftPlacement::kRankZero;
 };
 
 struct Group {
@@ -41,7 +43,7 @@ struct Group {
   std::unique_ptr<SequenceTable> table;
   std::unique_ptr<Tokenizer> tokenizer;  // null: none (random weights only)
   std::unique_ptr<Target> target;
-  std::unique_ptr<Drafter> drafter;  // null: none
+  std::unique_ptr<Drafter> drafter;  // null: none. A DraftFollower where rank 0 drafts alone
   GenerationConfig generation;
   FeatureContract contract;  // meaningful with a drafter
   std::string target_revision;

@@ -12,7 +12,6 @@
 #include "kernels/linear/linear.h"
 #include "kernels/rms_norm/rms_norm.h"
 #include "kernels/rope/rope.h"
-#include "kernels/sampling/sampling.h"
 #include "kernels/swiglu/swiglu.h"
 #include "worker/draft/dflash_weights.h"
 #include "worker/model/state_export.h"
@@ -30,7 +29,7 @@ class DFlashDrafter::Impl {
   absl::StatusOr<std::vector<std::vector<int32_t>>> Propose(const std::vector<Anchor>& anchors);
 
   FeatureContract contract;
-  DraftConfig config;
+  DraftConfig config;  // what this rank computes with
   Options options;
   Target* target = nullptr;
   SequenceTable* table = nullptr;
@@ -51,6 +50,12 @@ class DFlashDrafter::Impl {
 
  private:
   absl::Status IngestRows(ConstMatrixView taps, const CommittedRows& rows);
+  // Sums a row-parallel product over the ranks that share the drafter.
+  absl::Status Sum(MatrixView product) {
+    if (!sharded_) return absl::OkStatus();
+    return target->communicator().AllReduce(product.data, product.rows * product.cols, product.dtype,
+                                            *stream);
+  }
   // Leaves the output of the layer's feed-forward block in delta_, to be added by the next norm.
   absl::Status RunLayer(size_t layer, SegmentList segments, MatrixView h);
   absl::StatusOr<SegmentList> UploadSegments(const std::vector<Segment>& segments);
@@ -58,7 +63,9 @@ class DFlashDrafter::Impl {
   DFlashWeights weights_;
   RopeShape rope_;
   int64_t query_cols_ = 0, kv_cols_ = 0;
-  std::vector<Buffer> context_pages_;  // per layer: keys and values of committed positions
+  bool sharded_ = false;                      // over the ranks of the group
+  int64_t first_tap_col_ = 0, tap_cols_ = 0;  // of the taps: what this rank's part of fc reads
+  std::vector<Buffer> context_pages_;         // per layer: keys and values of committed positions
 
   // Scratch of an ingestion, then of a block pass.
   Matrix fused_, context_features_, context_kv_;
@@ -73,7 +80,6 @@ absl::StatusOr<std::unique_ptr<DFlashDrafter::Impl>> DFlashDrafter::Impl::Load(
     const ReadProgress& progress) {
   auto impl = std::make_unique<Impl>();
   impl->contract = contract;
-  impl->config = config;
   impl->options = options;
   impl->target = target;
   impl->table = table;
@@ -95,10 +101,21 @@ absl::StatusOr<std::unique_ptr<DFlashDrafter::Impl>> DFlashDrafter::Impl::Load(
     return absl::InvalidArgumentError(absl::StrCat("vocabulary of ", options.vocabulary,
                                                    " ids for a head of ", target_config.vocab_size, " rows"));
   }
+  GroupRank rank;
+  if (target->draft_placement() == DraftPlacement::kSharded) {
+    rank = {.rank = target->communicator().rank(), .size = target->communicator().size()};
+  } else if (target->communicator().rank() != 0) {
+    return absl::InvalidArgumentError("the drafter runs on rank 0 only");
+  }
+  impl->sharded_ = rank.size > 1;
+  DFLASH_ASSIGN_OR_RETURN(impl->config, RankConfig(config, rank));
+  const DraftConfig& local = impl->config;
+  impl->tap_cols_ = config.num_taps() * config.hidden_size / rank.size;
+  impl->first_tap_col_ = rank.rank * impl->tap_cols_;
   impl->rope_ = {.head_dim = config.head_dim, .rotary_dim = config.head_dim, .theta = contract.rope_theta};
-  impl->query_cols_ = config.num_attention_heads * config.head_dim;
-  impl->kv_cols_ = config.num_key_value_heads * config.head_dim;
-  DFLASH_ASSIGN_OR_RETURN(impl->weights_, LoadDFlashWeights(config, checkpoint, {}, stream, progress));
+  impl->query_cols_ = local.num_attention_heads * config.head_dim;
+  impl->kv_cols_ = local.num_key_value_heads * config.head_dim;
+  DFLASH_ASSIGN_OR_RETURN(impl->weights_, LoadDFlashWeights(config, checkpoint, rank, stream, progress));
 
   const DType act = ActivationDType();
   const int64_t rows = options.max_sequences * contract.block_size;
@@ -119,11 +136,10 @@ absl::StatusOr<std::unique_ptr<DFlashDrafter::Impl>> DFlashDrafter::Impl::Load(
   DFLASH_ASSIGN_OR_RETURN(impl->q_, Matrix::Allocate(rows, impl->query_cols_, act, stream));
   DFLASH_ASSIGN_OR_RETURN(impl->kv_, Matrix::Allocate(rows, 2 * impl->kv_cols_, act, stream));
   DFLASH_ASSIGN_OR_RETURN(impl->attended_, Matrix::Allocate(rows, impl->query_cols_, act, stream));
-  DFLASH_ASSIGN_OR_RETURN(impl->gate_up_, Matrix::Allocate(rows, 2 * config.intermediate_size, act, stream));
-  DFLASH_ASSIGN_OR_RETURN(impl->activated_, Matrix::Allocate(rows, config.intermediate_size, act, stream));
+  DFLASH_ASSIGN_OR_RETURN(impl->gate_up_, Matrix::Allocate(rows, 2 * local.intermediate_size, act, stream));
+  DFLASH_ASSIGN_OR_RETURN(impl->activated_, Matrix::Allocate(rows, local.intermediate_size, act, stream));
   DFLASH_ASSIGN_OR_RETURN(impl->head_input_, Matrix::Allocate(rows, hidden, act, stream));
-  DFLASH_ASSIGN_OR_RETURN(impl->logits_,
-                          Matrix::Allocate(rows, target_config.vocab_size, DType::kF32, stream));
+  DFLASH_ASSIGN_OR_RETURN(impl->logits_, Matrix::Allocate(rows, target->logits_cols(), DType::kF32, stream));
   DFLASH_ASSIGN_OR_RETURN(impl->ids_, Buffer::Allocate(rows * int64_t{sizeof(int32_t)}, stream));
   DFLASH_ASSIGN_OR_RETURN(impl->choices_, Buffer::Allocate(rows * int64_t{sizeof(int32_t)}, stream));
   DFLASH_ASSIGN_OR_RETURN(
@@ -174,7 +190,9 @@ absl::Status DFlashDrafter::Impl::IngestRows(ConstMatrixView taps, const Committ
                                            .first_row = 0,
                                            .row_count = static_cast<int32_t>(rows.row_count),
                                            .start_position = static_cast<int32_t>(rows.start_position)}}));
-  DFLASH_RETURN_IF_ERROR(Linear(taps, weights_.fc, rows.phase, fused, *stream));
+  DFLASH_RETURN_IF_ERROR(
+      Linear(taps.Cols(first_tap_col_, tap_cols_), weights_.fc, rows.phase, fused, *stream));
+  DFLASH_RETURN_IF_ERROR(Sum(fused));
   DFLASH_RETURN_IF_ERROR(RmsNorm(fused, weights_.hidden_norm.view(), NormWeight::kPlain, eps(), c, *stream));
   last_context_features = c;
   for (size_t layer = 0; layer < weights_.layers.size(); ++layer) {
@@ -236,7 +254,7 @@ absl::StatusOr<std::vector<std::vector<int32_t>>> DFlashDrafter::Impl::Propose(
   const MatrixView logits = logits_.Rows(proposed);
   DFLASH_RETURN_IF_ERROR(target->Head(head_input_.Rows(proposed), Phase::kVerify, logits));
   last_draft_logits = logits;
-  DFLASH_RETURN_IF_ERROR(ArgmaxRows(logits, options.vocabulary, choices_.As<int32_t>(), *stream));
+  DFLASH_RETURN_IF_ERROR(target->Argmax(logits, options.vocabulary, choices_.As<int32_t>()));
   std::vector<int32_t> choices(static_cast<size_t>(proposed));
   DFLASH_RETURN_IF_ERROR(
       CopyToHost(choices.data(), choices_.data(), proposed * int64_t{sizeof(int32_t)}, *stream));
@@ -273,11 +291,13 @@ absl::Status DFlashDrafter::Impl::RunLayer(size_t layer, SegmentList segments, M
   DFLASH_RETURN_IF_ERROR(Attention(q, k, v, segments, table->context_starts(), table->page_table(),
                                    Pool(layer), Mask(layer), scale, attended, *stream));
   DFLASH_RETURN_IF_ERROR(Linear(attended, w.out, Phase::kVerify, delta, *stream));
+  DFLASH_RETURN_IF_ERROR(Sum(delta));
   DFLASH_RETURN_IF_ERROR(
       AddRmsNorm(h, delta, w.post_attention_norm.view(), NormWeight::kPlain, eps, x, *stream));
   DFLASH_RETURN_IF_ERROR(Linear(x, w.gate_up, Phase::kVerify, gate_up_.Rows(rows), *stream));
   DFLASH_RETURN_IF_ERROR(SwiGlu(gate_up_.Rows(rows), activated_.Rows(rows), *stream));
-  return Linear(activated_.Rows(rows), w.down, Phase::kVerify, delta, *stream);
+  DFLASH_RETURN_IF_ERROR(Linear(activated_.Rows(rows), w.down, Phase::kVerify, delta, *stream));
+  return Sum(delta);
 }
 
 DFlashDrafter::DFlashDrafter(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

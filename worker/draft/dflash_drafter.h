@@ -28,8 +28,10 @@ class DFlashDrafter final : public Drafter {
 
   // Everything that defines the drafter's arithmetic (taps, masks, windows, theta, block size, mask id) is
   // taken from `contract`. Shares embedding and head with `target`; keeps its context keys and values in
-  // pages of `table`. Target, table and stream are not owned. Errors: those of the checkpoint;
-  // InvalidArgument when contract, checkpoint and target disagree; ResourceExhausted.
+  // pages of `table`. In a group it runs where the target's draft placement says: whole on rank 0 (the others
+  // run a DraftFollower), or a share of its heads and channels on every rank. Target, table and stream are
+  // not owned. Errors: those of the checkpoint and of RankConfig; InvalidArgument when contract, checkpoint
+  // and target disagree; ResourceExhausted.
   static absl::StatusOr<std::unique_ptr<DFlashDrafter>> Load(const DraftConfig& config,
                                                              const DraftCheckpoint& checkpoint,
                                                              const FeatureContract& contract,
@@ -46,7 +48,7 @@ class DFlashDrafter final : public Drafter {
 
   // Views of intermediate results of the last call, valid until the next one (golden tests, doctor).
   ConstMatrixView last_context_features() const;  // activation dtype [rows ingested, D]: c = norm(fc taps)
-  ConstMatrixView last_draft_logits() const;      // f32 [anchors * (block - 1), vocab_size]
+  ConstMatrixView last_draft_logits() const;      // f32 [anchors * (block - 1), target's logits_cols()]
 
   // One sequence's context keys and values per layer, as ExportState of the target.
   absl::StatusOr<std::vector<std::vector<float>>> ExportContext(int32_t slot);

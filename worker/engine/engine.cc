@@ -424,6 +424,7 @@ absl::Status Engine::Impl::Draft(const StepPlan& plan, Round& round) {
 absl::Status Engine::Impl::Sample(Round& round) {
   std::vector<SamplingParams> params(static_cast<size_t>(round.forward.logits.rows));
   std::vector<int64_t> positions(params.size());
+  SamplingReach reach = SamplingReach::kBest;
   for (size_t i = 0; i < round.batch.sequences.size(); ++i) {
     const Sequence& sequence = i < round.prefilling.size()
                                    ? *round.prefilling[i]
@@ -434,6 +435,7 @@ absl::Status Engine::Impl::Sample(Round& round) {
     for (int64_t row = 0; row < logits.count; ++row) {
       const auto at = static_cast<size_t>(logits.first + row);
       params[at] = sequence.request.sampling;
+      reach = std::max(reach, ReachOf(params[at]));
       positions[at] = rows.start_position + first_row + row + 1;  // the token after the row
     }
   }
@@ -444,9 +446,9 @@ absl::Status Engine::Impl::Sample(Round& round) {
                                       count * int64_t{sizeof(SamplingParams)}, *stream_));
   DFLASH_RETURN_IF_ERROR(
       CopyToDevice(positions_.data(), positions.data(), count * int64_t{sizeof(int64_t)}, *stream_));
-  DFLASH_RETURN_IF_ERROR(SampleRows(round.forward.logits, sampling_params_.As<SamplingParams>(),
-                                    positions_.As<int64_t>(), options_.vocabulary, sampled_.As<int32_t>(),
-                                    *stream_));
+  DFLASH_RETURN_IF_ERROR(target_->Sample(round.forward.logits, sampling_params_.As<SamplingParams>(),
+                                         positions_.As<int64_t>(), options_.vocabulary, reach,
+                                         sampled_.As<int32_t>()));
   return CopyToHost(round.tokens.data(), sampled_.data(), count * int64_t{sizeof(int32_t)}, *stream_);
 }
 

@@ -17,6 +17,9 @@
 #include "kernels/rms_norm/rms_norm.h"
 #include "kernels/rope/rope.h"
 #include "kernels/swiglu/swiglu.h"
+#include "worker/comm/solo_communicator.h"
+#include "worker/model/residual_stream.h"
+#include "worker/model/sharded_sampler.h"
 #include "worker/model/state_export.h"
 #include "worker/model/target_weights.h"
 
@@ -47,13 +50,18 @@ class Target::Impl {
   absl::StatusOr<ForwardResult> Forward(const StepBatch& batch);
   absl::Status Commit(const std::vector<Accepted>& accepted);
   absl::Status FoldPending(int32_t slot);
+  absl::Status Embed(const int32_t* ids, MatrixView y);
+  absl::Status Head(MatrixView x, Phase phase, MatrixView logits);
   absl::StatusOr<std::vector<std::vector<float>>> ExportState(int32_t slot);
 
-  TargetConfig config;
+  TargetConfig config;  // the whole model's
+  TargetConfig local;   // what this rank computes with
   Options options;
+  Communicator* communicator = nullptr;
   SequenceTable* table = nullptr;
   const Stream* stream = nullptr;
   TargetWeights weights;
+  ShardedSampler sampler;
   HiddenStateObserver observer;
 
  private:
@@ -64,9 +72,17 @@ class Target::Impl {
   absl::Status LinearAttention(size_t layer, RowGroup& group, SegmentList segments, ConstMatrixView x,
                                MatrixView delta);
   absl::Status FeedForward(const LayerWeights& layer, Phase phase, ConstMatrixView x, MatrixView delta);
-  // Hands the finished hidden state `state` to whoever wants it: the drafter's taps and the observer.
+  // Hands this rank's rows of the finished hidden state `state` to whoever wants them: the drafter's taps and
+  // the observer.
   absl::Status PublishHiddenState(HiddenStateIndex state, Phase phase, ConstMatrixView rows,
                                   int64_t first_tap_row);
+  // Rows of the embedding, this rank's part of their sum.
+  absl::Status EmbedPart(const int32_t* ids, MatrixView y) {
+    return EmbedOwnRows(ids, weights.embedding.view(), communicator->rank() * local.vocab_size, y, *stream);
+  }
+  ResidualLayout LayoutFor(int64_t rows) const {
+    return rows >= options.shard_residual_rows ? ResidualLayout::kSharded : ResidualLayout::kReplicated;
+  }
   absl::Status Upload(Buffer& buffer, const void* data, size_t bytes) {
     return CopyToDevice(buffer.data(), data, static_cast<int64_t>(bytes), *stream);
   }
@@ -97,7 +113,8 @@ class Target::Impl {
   Matrix prefill_projections_;
   Matrix hidden_, normed_, delta_, mixed_, conv_out_, gate_up_, activated_, logits_input_;
   Matrix logits_, taps_;
-  Buffer ids_, prefill_segments_, verify_segments_, row_counts_;
+  Buffer ids_, draft_ids_, prefill_segments_, verify_segments_, row_counts_;
+  SoloCommunicator solo_;
 
   // The verification that waits for Commit.
   RowGroup pending_verify_;
@@ -126,20 +143,30 @@ absl::StatusOr<std::unique_ptr<Target::Impl>> Target::Impl::Load(const TargetCon
   }
   if (impl->options.max_logits_rows == 0)
     impl->options.max_logits_rows = options.max_verify_rows + table->slots();
+  impl->communicator = options.communicator == nullptr ? &impl->solo_ : options.communicator;
+  const GroupRank rank = {.rank = impl->communicator->rank(), .size = impl->communicator->size()};
+  if (options.shard_residual_rows == 0) impl->options.shard_residual_rows = 64 * rank.size;
+  DFLASH_ASSIGN_OR_RETURN(impl->local, RankConfig(config, rank));
+  const TargetConfig& local = impl->local;
 
-  impl->gdn_ = {.key_heads = config.linear_key_heads,
-                .value_heads = config.linear_value_heads,
+  impl->gdn_ = {.key_heads = local.linear_key_heads,
+                .value_heads = local.linear_value_heads,
                 .key_dim = config.linear_key_head_dim,
                 .value_dim = config.linear_value_head_dim};
   impl->rope_ = {.head_dim = config.head_dim, .rotary_dim = config.rotary_dim, .theta = config.rope_theta};
-  impl->query_cols_ = config.num_attention_heads * config.head_dim;
-  impl->kv_cols_ = config.num_key_value_heads * config.head_dim;
-  impl->value_cols_ = config.linear_value_heads * config.linear_value_head_dim;
+  impl->query_cols_ = local.num_attention_heads * config.head_dim;
+  impl->kv_cols_ = local.num_key_value_heads * config.head_dim;
+  impl->value_cols_ = local.linear_value_size();
 
-  DFLASH_ASSIGN_OR_RETURN(impl->weights, LoadTargetWeights(config, checkpoint, {}, stream, progress));
+  DFLASH_ASSIGN_OR_RETURN(impl->weights, LoadTargetWeights(config, checkpoint, rank, stream, progress));
+  DFLASH_ASSIGN_OR_RETURN(impl->sampler,
+                          ShardedSampler::Create(impl->communicator, rank.rank * local.vocab_size,
+                                                 impl->options.max_logits_rows, stream));
 
   const DType act = ActivationDType();
-  const int64_t rows = std::max(options.max_prefill_rows, options.max_verify_rows);
+  // A sharded residual pads its rows to a multiple of the ranks.
+  const int64_t rows =
+      ResidualStream::PaddedRows(std::max(options.max_prefill_rows, options.max_verify_rows), rank.size);
   const int64_t hidden = config.hidden_size;
   const int64_t full_cols = 2 * impl->query_cols_ + 2 * impl->kv_cols_;
   const int64_t linear_cols = impl->gdn_.QkvCols() + impl->value_cols_ + 2 * impl->gdn_.value_heads;
@@ -176,17 +203,18 @@ absl::StatusOr<std::unique_ptr<Target::Impl>> Target::Impl::Load(const TargetCon
   DFLASH_ASSIGN_OR_RETURN(
       impl->mixed_, Matrix::Allocate(rows, std::max(impl->query_cols_, impl->value_cols_), act, stream));
   DFLASH_ASSIGN_OR_RETURN(impl->conv_out_, Matrix::Allocate(rows, impl->gdn_.QkvCols(), act, stream));
-  DFLASH_ASSIGN_OR_RETURN(impl->gate_up_, Matrix::Allocate(rows, 2 * config.intermediate_size, act, stream));
-  DFLASH_ASSIGN_OR_RETURN(impl->activated_, Matrix::Allocate(rows, config.intermediate_size, act, stream));
+  DFLASH_ASSIGN_OR_RETURN(impl->gate_up_, Matrix::Allocate(rows, 2 * local.intermediate_size, act, stream));
+  DFLASH_ASSIGN_OR_RETURN(impl->activated_, Matrix::Allocate(rows, local.intermediate_size, act, stream));
   DFLASH_ASSIGN_OR_RETURN(impl->logits_input_,
                           Matrix::Allocate(impl->options.max_logits_rows, hidden, act, stream));
   DFLASH_ASSIGN_OR_RETURN(
-      impl->logits_, Matrix::Allocate(impl->options.max_logits_rows, config.vocab_size, DType::kF32, stream));
+      impl->logits_, Matrix::Allocate(impl->options.max_logits_rows, local.vocab_size, DType::kF32, stream));
   DFLASH_ASSIGN_OR_RETURN(impl->taps_,
-                          Matrix::Allocate(options.max_prefill_rows + options.max_verify_rows,
+                          Matrix::Allocate(options.max_prefill_rows + options.max_verify_rows + rank.size - 1,
                                            static_cast<int64_t>(options.taps.size()) * hidden, act, stream));
   const int64_t segment_bytes = table->slots() * int64_t{sizeof(Segment)};
   DFLASH_ASSIGN_OR_RETURN(impl->ids_, Buffer::Allocate(rows * int64_t{sizeof(int32_t)}, stream));
+  DFLASH_ASSIGN_OR_RETURN(impl->draft_ids_, Buffer::Allocate(rows * int64_t{sizeof(int32_t)}, stream));
   DFLASH_ASSIGN_OR_RETURN(impl->prefill_segments_, Buffer::Allocate(segment_bytes, stream));
   DFLASH_ASSIGN_OR_RETURN(impl->verify_segments_, Buffer::Allocate(segment_bytes, stream));
   DFLASH_ASSIGN_OR_RETURN(impl->row_counts_,
@@ -197,7 +225,7 @@ absl::StatusOr<std::unique_ptr<Target::Impl>> Target::Impl::Load(const TargetCon
 KeyValuePool Target::Impl::Pool(size_t layer) const {
   return {.data = key_value_pages_[layer].data(),
           .page_count = table->pages(),
-          .kv_heads = config.num_key_value_heads,
+          .kv_heads = local.num_key_value_heads,
           .head_dim = config.head_dim};
 }
 
@@ -327,31 +355,35 @@ absl::Status Target::Impl::RunGroup(RowGroup& group, int64_t first_tap_row, int6
   DFLASH_RETURN_IF_ERROR(Upload(ids_, group.tokens.data(), group.tokens.size() * sizeof(int32_t)));
   const SegmentList segments = {.data = device_segments.As<Segment>(),
                                 .count = static_cast<int64_t>(group.segments.size())};
-  const MatrixView h = hidden_.Rows(rows);  // the residual stream
-  const MatrixView x = normed_.Rows(rows);
-  const MatrixView delta = delta_.Rows(rows);
-  const float eps = this->eps();
+  ResidualStream residual(communicator, LayoutFor(rows), rows,
+                          {.hidden = hidden_.view(), .normed = normed_.view(), .product = delta_.view()},
+                          eps(), *stream);
+  const MatrixView x = residual.normed();
+  const MatrixView delta = residual.product();
+  const int64_t own_tap_row = first_tap_row + residual.first_row();
 
-  DFLASH_RETURN_IF_ERROR(EmbedRows(ids_.As<int32_t>(), weights.embedding.view(), h, *stream));
-  DFLASH_RETURN_IF_ERROR(PublishHiddenState(HiddenStateIndex{0}, phase, h, first_tap_row));
+  DFLASH_RETURN_IF_ERROR(EmbedPart(ids_.As<int32_t>(), residual.embedding()));
+  DFLASH_RETURN_IF_ERROR(residual.Begin());
+  DFLASH_RETURN_IF_ERROR(PublishHiddenState(HiddenStateIndex{0}, phase, residual.own_rows(), own_tap_row));
   for (size_t i = 0; i < weights.layers.size(); ++i) {
     const LayerWeights& layer = weights.layers[i];
     if (i == 0) {
-      DFLASH_RETURN_IF_ERROR(RmsNorm(h, layer.input_norm.view(), NormWeight::kOnePlus, eps, x, *stream));
+      DFLASH_RETURN_IF_ERROR(residual.Norm(layer.input_norm.view()));
     } else {
-      DFLASH_RETURN_IF_ERROR(
-          AddRmsNorm(h, delta, layer.input_norm.view(), NormWeight::kOnePlus, eps, x, *stream));
+      DFLASH_RETURN_IF_ERROR(residual.AddNorm(layer.input_norm.view()));
       const LayerIndex finished{static_cast<int32_t>(i) - 1};
-      DFLASH_RETURN_IF_ERROR(PublishHiddenState(OutputOf(finished), phase, h, first_tap_row));
+      DFLASH_RETURN_IF_ERROR(PublishHiddenState(OutputOf(finished), phase, residual.own_rows(), own_tap_row));
     }
     DFLASH_RETURN_IF_ERROR(IsFull(i) ? FullAttention(i, group, segments, x, delta)
                                      : LinearAttention(i, group, segments, x, delta));
-    DFLASH_RETURN_IF_ERROR(
-        AddRmsNorm(h, delta, layer.post_attention_norm.view(), NormWeight::kOnePlus, eps, x, *stream));
+    DFLASH_RETURN_IF_ERROR(residual.AddNorm(layer.post_attention_norm.view()));
     DFLASH_RETURN_IF_ERROR(FeedForward(layer, phase, x, delta));
   }
-  DFLASH_RETURN_IF_ERROR(
-      AddRmsNorm(h, delta, weights.final_norm.view(), NormWeight::kOnePlus, eps, x, *stream));
+  DFLASH_RETURN_IF_ERROR(residual.AddNorm(weights.final_norm.view()));
+  if (!options.taps.empty()) {
+    const int64_t tap_rows = ResidualStream::PaddedRows(rows, communicator->size());
+    DFLASH_RETURN_IF_ERROR(residual.GatherTaps(taps_.view().Rows(first_tap_row, tap_rows)));
+  }
   if (observer) observer(HiddenStateIndex{static_cast<int32_t>(weights.layers.size())}, phase, x);
 
   if (group.logits_of.empty()) return absl::OkStatus();
@@ -445,6 +477,33 @@ absl::Status Target::Impl::FeedForward(const LayerWeights& layer, Phase phase, C
   DFLASH_RETURN_IF_ERROR(Linear(x, layer.gate_up, phase, gate_up, *stream));
   DFLASH_RETURN_IF_ERROR(SwiGlu(gate_up, activated, *stream));
   return Linear(activated, layer.down, phase, delta, *stream);
+}
+
+// Where only rank 0 drafts, the others learn here what it embeds and projects.
+absl::Status Target::Impl::Embed(const int32_t* ids, MatrixView y) {
+  if (communicator->size() == 1) return EmbedRows(ids, weights.embedding.view(), y, *stream);
+  if (options.draft_placement == DraftPlacement::kRankZero) {
+    const int64_t bytes = y.rows * int64_t{sizeof(int32_t)};
+    if (bytes > draft_ids_.bytes())
+      return absl::InvalidArgumentError(absl::StrCat("an embedding of ", y.rows, " rows is too large"));
+    if (communicator->rank() == 0) {
+      DFLASH_RETURN_IF_ERROR(CopyRows(ConstMatrixView(ids, DType::kF32, 1, y.rows, y.rows),
+                                      MatrixView(draft_ids_.data(), DType::kF32, 1, y.rows, y.rows),
+                                      *stream));
+    }
+    DFLASH_RETURN_IF_ERROR(communicator->Broadcast(draft_ids_.data(), bytes, /*root=*/0, *stream));
+    ids = draft_ids_.As<int32_t>();
+  }
+  DFLASH_RETURN_IF_ERROR(EmbedPart(ids, y));
+  return communicator->AllReduce(y.data, y.rows * y.cols, y.dtype, *stream);
+}
+
+absl::Status Target::Impl::Head(MatrixView x, Phase phase, MatrixView logits) {
+  if (communicator->size() > 1 && options.draft_placement == DraftPlacement::kRankZero) {
+    DFLASH_RETURN_IF_ERROR(
+        communicator->Broadcast(x.data, x.rows * x.cols * SizeOf(x.dtype), /*root=*/0, *stream));
+  }
+  return Linear(x, weights.head, phase, logits, *stream);
 }
 
 absl::Status Target::Impl::Commit(const std::vector<Accepted>& accepted) {
@@ -560,12 +619,20 @@ void Target::set_observer(HiddenStateObserver observer) { impl_->observer = std:
 const TargetConfig& Target::config() const { return impl_->config; }
 const std::vector<LayerIndex>& Target::taps() const { return impl_->options.taps; }
 
-absl::Status Target::Embed(const int32_t* ids, MatrixView y) const {
-  return EmbedRows(ids, impl_->weights.embedding.view(), y, *impl_->stream);
-}
+Communicator& Target::communicator() const { return *impl_->communicator; }
+DraftPlacement Target::draft_placement() const { return impl_->options.draft_placement; }
+int64_t Target::logits_cols() const { return impl_->local.vocab_size; }
 
-absl::Status Target::Head(ConstMatrixView x, Phase phase, MatrixView logits) const {
-  return Linear(x, impl_->weights.head, phase, logits, *impl_->stream);
+absl::Status Target::Embed(const int32_t* ids, MatrixView y) { return impl_->Embed(ids, y); }
+absl::Status Target::Head(MatrixView x, Phase phase, MatrixView logits) {
+  return impl_->Head(x, phase, logits);
+}
+absl::Status Target::Sample(ConstMatrixView logits, const SamplingParams* params, const int64_t* positions,
+                            int64_t vocabulary, SamplingReach reach, int32_t* tokens) {
+  return impl_->sampler.Sample(logits, params, positions, vocabulary, reach, tokens);
+}
+absl::Status Target::Argmax(ConstMatrixView logits, int64_t vocabulary, int32_t* tokens) {
+  return impl_->sampler.Argmax(logits, vocabulary, tokens);
 }
 
 }  // namespace dflash

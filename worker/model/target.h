@@ -13,7 +13,9 @@
 #include "base/matrix_view.h"
 #include "base/phase.h"
 #include "kernels/device/stream.h"
+#include "kernels/sampling/sharded_sampling.h"
 #include "worker/cache/sequence_table.h"
+#include "worker/comm/communicator.h"
 #include "worker/model/checkpoint.h"
 #include "worker/model/target_config.h"
 
@@ -42,29 +44,40 @@ struct RowRange {
 // Views into the target's memory, valid until the next Forward. `rows[i]` and `logits_rows[i]` belong to
 // sequences[i].
 struct ForwardResult {
-  MatrixView logits;           // f32 [R, padded vocabulary]
-  MatrixView taps;             // activation dtype [T, taps * D]: the tapped residuals of a row, in tap order
-  std::vector<RowRange> rows;  // in taps
+  MatrixView logits;  // f32 [R, logits_cols()]: of this rank's part of the vocabulary; read by Sample
+  MatrixView taps;    // activation dtype [T, taps * D]: the tapped residuals of a row, in tap order
+  std::vector<RowRange> rows;         // in taps
   std::vector<RowRange> logits_rows;  // in logits
 };
 
 // Sees hidden states on their way (golden tests, doctor): `rows` are those of one phase, in batch order.
-// State 0 is the embedding, k the residual after layer k - 1, the last one is after the final norm.
+// State 0 is the embedding, k the residual after layer k - 1, the last one is after the final norm. Where the
+// residual is sharded, this rank's rows.
 using HiddenStateObserver = std::function<void(HiddenStateIndex state, Phase phase, ConstMatrixView rows)>;
 
+// Which ranks of a group run the drafter.
+enum class DraftPlacement : uint8_t { kRankZero, kSharded };
+
+// One rank's share of the model: whole heads, feed-forward channels, rows of the vocabulary. In a group every
+// rank makes the same calls in the same order with the same arguments, unless said otherwise below; they
+// exchange data inside Forward, Embed, Head, Sample and Argmax. A group of one is the whole model.
 class Target {
  public:
   struct Options {
     std::vector<LayerIndex> taps;    // layers whose output residual the drafter wants, in its order
     int64_t max_prefill_rows = 512;  // rows of one step, by phase
     int64_t max_verify_rows = 128;
-    int64_t max_block_rows = 16;  // rows of one sequence in a verification
-    int64_t max_logits_rows = 0;  // 0: max_verify_rows + one per sequence
+    int64_t max_block_rows = 16;           // rows of one sequence in a verification
+    int64_t max_logits_rows = 0;           // 0: max_verify_rows + one per sequence
+    Communicator* communicator = nullptr;  // not owned; null: a group of one
+    DraftPlacement draft_placement = DraftPlacement::kRankZero;
+    // Rows of one phase from which the residual is sharded by rows over the ranks; 0: 64 per rank.
+    int64_t shard_residual_rows = 0;
   };
 
-  // Reads all weights and makes the pools that `table` indexes. `table` and `stream` are not owned and must
-  // outlive it. Errors: those of the checkpoint; ResourceExhausted; InvalidArgument for a tap that is no
-  // layer or is the last one.
+  // Reads the rank's weights and makes the pools that `table` indexes. `table` and `stream` are not owned and
+  // must outlive it. Errors: those of the checkpoint and of RankConfig; ResourceExhausted; InvalidArgument
+  // for a tap that is no layer or is the last one.
   static absl::StatusOr<std::unique_ptr<Target>> Load(const TargetConfig& config,
                                                       const TargetCheckpoint& checkpoint,
                                                       const Options& options, SequenceTable* table,
@@ -93,20 +106,33 @@ class Target {
   // comparison).
   absl::Status FoldPending(int32_t slot);
 
-  // What the drafter shares. ids: int32 [T], device memory; y: activation dtype [T, D].
-  absl::Status Embed(const int32_t* ids, MatrixView y) const;
-  // logits = x lm_headᵀ without the target's final norm; x: activation dtype [R, D]; logits: f32 [R,
-  // vocab_size].
-  absl::Status Head(ConstMatrixView x, Phase phase, MatrixView logits) const;
+  // The target's own tokens for rows of the last logits: SampleRows over all ranks' parts, the same tokens on
+  // every rank. `reach` covers every row. Errors: as SampleRows; those of the communicator.
+  absl::Status Sample(ConstMatrixView logits, const SamplingParams* params, const int64_t* positions,
+                      int64_t vocabulary, SamplingReach reach, int32_t* tokens);
+
+  // What the drafter shares. With the drafter on rank 0 its ids and x count: other ranks may pass null ids,
+  // and their x becomes rank 0's. ids: int32 [T], device memory; y: activation dtype [T, D], dense. T is at
+  // most the most rows of a step.
+  absl::Status Embed(const int32_t* ids, MatrixView y);
+  // logits = x lm_headᵀ without the target's final norm; x: activation dtype [R, D], dense; logits: f32 [R,
+  // logits_cols()].
+  absl::Status Head(MatrixView x, Phase phase, MatrixView logits);
+  // The drafter's choice: ArgmaxRows over all ranks' parts, the same tokens on every rank.
+  absl::Status Argmax(ConstMatrixView logits, int64_t vocabulary, int32_t* tokens);
+  // Columns of the logits: rows of the head that this rank has, padding included.
+  int64_t logits_cols() const;
 
   // One sequence's committed state as plain numbers, in a fixed order (tests, doctor): per attention layer
-  // keys then values [length, kv_heads * head_dim], per linear layer S and the conv state. Folds pending
-  // records first.
+  // keys then values [length, kv_heads * head_dim], per linear layer S and the conv state: this rank's heads.
+  // Folds pending records first.
   absl::StatusOr<std::vector<std::vector<float>>> ExportState(int32_t slot);
 
   void set_observer(HiddenStateObserver observer);
-  const TargetConfig& config() const;
+  const TargetConfig& config() const;  // of the whole model
   const std::vector<LayerIndex>& taps() const;
+  Communicator& communicator() const;
+  DraftPlacement draft_placement() const;
 
  private:
   class Impl;

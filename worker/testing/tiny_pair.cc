@@ -80,7 +80,8 @@ absl::Status UseOwnOutputs(std::vector<GoldenPrompt>& prompts) {
 absl::StatusOr<TinyPair> LoadTinyPair(const TinyPairOptions& options) {
   const std::string target_dir =
       options.target_dir.empty() ? SourcePath("models/tiny-qwen3.6") : options.target_dir;
-  const std::string draft_dir = SourcePath("models/tiny-qwen3.6-dflash");
+  const std::string draft_dir =
+      options.draft_dir.empty() ? SourcePath("models/tiny-qwen3.6-dflash") : options.draft_dir;
   TinyPair pair;
   DFLASH_ASSIGN_OR_RETURN(TargetConfig target_config, TargetConfig::Load(target_dir));
   DFLASH_ASSIGN_OR_RETURN(DraftConfig draft_config, DraftConfig::Load(draft_dir));
@@ -107,15 +108,28 @@ absl::StatusOr<TinyPair> LoadTinyPair(const TinyPairOptions& options) {
   target_options.max_block_rows = pair.contract.block_size;
   target_options.max_prefill_rows = std::max<int64_t>(512, options.max_tokens);
   target_options.max_verify_rows = options.slots * pair.contract.block_size;
-  DFLASH_ASSIGN_OR_RETURN(
-      pair.target, Target::Load(target_config, target, target_options, pair.table.get(), *pair.stream));
+  target_options.communicator = options.communicator;
+  target_options.draft_placement = options.draft_placement;
+  target_options.shard_residual_rows = options.shard_residual_rows;
+  DFLASH_ASSIGN_OR_RETURN(pair.target,
+                          Target::Load(target_config, target, target_options, pair.table.get(), *pair.stream,
+                                       [&](int64_t bytes) { pair.target_bytes_read += bytes; }));
+  if (pair.target->communicator().rank() != 0 && options.draft_placement == DraftPlacement::kRankZero) {
+    DFLASH_ASSIGN_OR_RETURN(pair.draft_follower,
+                            DraftFollower::Create({.block_size = pair.contract.block_size,
+                                                   .max_sequences = options.slots,
+                                                   .vocabulary = pair.vocabulary},
+                                                  pair.target.get(), pair.table.get(), *pair.stream));
+    return pair;
+  }
   DFlashDrafter::Options draft_options;
   draft_options.max_sequences = options.slots;
   draft_options.max_ingest_rows = target_options.max_prefill_rows;
   draft_options.vocabulary = pair.vocabulary;
   DFLASH_ASSIGN_OR_RETURN(
       pair.drafter, DFlashDrafter::Load(draft_config, draft, pair.contract, draft_options, pair.target.get(),
-                                        pair.table.get(), *pair.stream));
+                                        pair.table.get(), *pair.stream,
+                                        [&](int64_t bytes) { pair.draft_bytes_read += bytes; }));
   return pair;
 }
 

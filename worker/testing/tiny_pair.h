@@ -14,6 +14,7 @@
 #include "text/tokenizer.h"
 #include "worker/cache/sequence_table.h"
 #include "worker/draft/dflash_drafter.h"
+#include "worker/draft/draft_follower.h"
 #include "worker/engine/engine.h"
 #include "worker/model/feature_contract.h"
 #include "worker/model/target.h"
@@ -25,6 +26,11 @@ struct TinyPairOptions {
   int64_t slots = 4;
   int64_t max_tokens = 1024;  // per sequence
   std::string target_dir;     // empty: models/tiny-qwen3.6
+  std::string draft_dir;      // empty: models/tiny-qwen3.6-dflash
+  // One rank of a group; see Target::Options.
+  Communicator* communicator = nullptr;
+  DraftPlacement draft_placement = DraftPlacement::kRankZero;
+  int64_t shard_residual_rows = 0;
   // Changes what was loaded, before target and drafter are built from it.
   std::function<void(FeatureContract&)> mutate_contract;
   std::function<void(TargetConfig&)> mutate_target_config;
@@ -34,10 +40,17 @@ struct TinyPair {
   std::unique_ptr<Stream> stream;
   std::unique_ptr<SequenceTable> table;
   std::unique_ptr<Target> target;
-  std::unique_ptr<DFlashDrafter> drafter;
+  std::unique_ptr<DFlashDrafter> drafter;         // null on ranks that only follow
+  std::unique_ptr<DraftFollower> draft_follower;  // there
   std::unique_ptr<Tokenizer> tokenizer;
   FeatureContract contract;
   int64_t vocabulary = 0;
+  int64_t target_bytes_read = 0, draft_bytes_read = 0;  // of weights
+
+  // Whichever of the two this rank has.
+  Drafter* rank_drafter() const {
+    return drafter != nullptr ? static_cast<Drafter*>(drafter.get()) : draft_follower.get();
+  }
 };
 
 absl::StatusOr<TinyPair> LoadTinyPair(const TinyPairOptions& options = {});

@@ -1,0 +1,52 @@
+// Tokens from logits that lie in parts on the ranks of a group: the local steps of kernels/sampling and what
+// moves between them. Every rank gets the same tokens, those of SampleRows over whole rows.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/matrix_view.h"
+#include "kernels/device/buffer.h"
+#include "kernels/device/stream.h"
+#include "kernels/sampling/sampling.h"
+#include "kernels/sampling/sharded_sampling.h"
+#include "worker/comm/communicator.h"
+
+namespace dflash {
+
+class ShardedSampler {
+ public:
+  ShardedSampler() = default;
+  // This rank's logits begin with token `first_id`. Communicator and stream are not owned. ResourceExhausted.
+  static absl::StatusOr<ShardedSampler> Create(Communicator* communicator, int64_t first_id, int64_t max_rows,
+                                               const Stream& stream);
+
+  // As SampleRows. Every rank calls it with the same rows of its own logits and the same other arguments.
+  // `reach` covers every row. One all-gather; 18 where the reach is kAll. Errors: those of the communicator;
+  // InvalidArgument for more than max_rows.
+  absl::Status Sample(ConstMatrixView logits, const SamplingParams* params, const int64_t* positions,
+                      int64_t vocabulary, SamplingReach reach, int32_t* tokens);
+  // As ArgmaxRows.
+  absl::Status Argmax(ConstMatrixView logits, int64_t vocabulary, int32_t* tokens);
+
+ private:
+  // Each rank's lists of `count` keys a row, then all ranks'.
+  absl::Status GatherLists(ConstMatrixView logits, int64_t vocabulary, int64_t count);
+  absl::Status SampleBySelection(ConstMatrixView logits, const SamplingParams* params,
+                                 const int64_t* positions, int64_t vocabulary, int32_t* tokens);
+  // Where this rank writes its part of an array that is gathered over the ranks, in elements of 8 bytes.
+  uint64_t* Own(const Buffer& gathered, int64_t elements) const {
+    return gathered.As<uint64_t>() + communicator_->rank() * elements;
+  }
+  absl::Status Gather(const Buffer& gathered, int64_t elements) const;
+  absl::Status CheckRows(int64_t rows) const;
+
+  Communicator* communicator_ = nullptr;
+  const Stream* stream_ = nullptr;
+  int64_t first_id_ = 0;
+  int64_t max_rows_ = 0;
+  Buffer lists_, sums_, selections_;
+};
+
+}  // namespace dflash

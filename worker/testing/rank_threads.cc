@@ -1,0 +1,59 @@
+#include "worker/testing/rank_threads.h"
+
+#include <thread>
+#include <utility>
+
+#include "base/status.h"
+#include "worker/comm/host_communicator.h"
+
+namespace dflash::testing {
+
+absl::StatusOr<std::unique_ptr<RankThreads>> RankThreads::Load(int size, const TinyPairOptions& options,
+                                                               const Wrap& wrap) {
+  std::unique_ptr<RankThreads> group(new RankThreads());
+  DFLASH_ASSIGN_OR_RETURN(std::vector<std::unique_ptr<HostCommunicator>> communicators,
+                          HostCommunicator::CreateGroup({.size = size}));
+  for (std::unique_ptr<HostCommunicator>& communicator : communicators) {
+    group->communicators_.push_back(wrap ? wrap(std::move(communicator)) : std::move(communicator));
+  }
+  group->pairs_.resize(static_cast<size_t>(size));
+  DFLASH_RETURN_IF_ERROR(group->Run([&](int rank, TinyPair& pair) {
+    TinyPairOptions own = options;
+    own.communicator = group->communicators_[static_cast<size_t>(rank)].get();
+    DFLASH_ASSIGN_OR_RETURN(pair, LoadTinyPair(own));
+    return absl::OkStatus();
+  }));
+  return group;
+}
+
+absl::Status RankThreads::Run(const std::function<absl::Status(int rank, TinyPair& pair)>& work) {
+  std::vector<absl::Status> results(pairs_.size());
+  std::vector<std::thread> threads;
+  for (size_t rank = 0; rank < pairs_.size(); ++rank) {
+    threads.emplace_back([&, rank] {
+      results[rank] = work(static_cast<int>(rank), pairs_[rank]);
+      if (!results[rank].ok()) communicators_[rank]->Abort(results[rank]);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  // The cause, rather than what the others saw of it.
+  for (const absl::Status& result : results) {
+    if (!result.ok() && !absl::IsUnavailable(result)) return result;
+  }
+  for (const absl::Status& result : results) DFLASH_RETURN_IF_ERROR(result);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<std::vector<GenerationOutcome>>> RankThreads::RunRequests(
+    const std::vector<GenerationRequest>& requests, bool speculate) {
+  std::vector<std::vector<GenerationOutcome>> outcomes(pairs_.size());
+  DFLASH_RETURN_IF_ERROR(Run([&](int rank, TinyPair& pair) -> absl::Status {
+    DFLASH_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine,
+                            MakeEngine(pair, speculate ? pair.rank_drafter() : nullptr));
+    DFLASH_ASSIGN_OR_RETURN(outcomes[static_cast<size_t>(rank)], RunAll(*engine, requests));
+    return absl::OkStatus();
+  }));
+  return outcomes;
+}
+
+}  // namespace dflash::testing
