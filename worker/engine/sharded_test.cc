@@ -4,7 +4,7 @@
 #include <limits>
 #include <memory>
 #include <string>
-#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -76,6 +76,39 @@ TEST_P(GoldenGroup, ReplayIsIdentical) {
       EXPECT_GT(outcome.finished.accepted_tokens, 0);
     }
   }
+}
+
+// Bytes of the tiny pair's weights that each rank reads: its share of everything but the norms, and of the
+// two key/value heads one where there are more ranks. Numbers from the files' headers.
+TEST(ShardedLoading, ARankReadsItsShareOnly) {
+  const auto bytes = [](int size, DraftPlacement placement) {
+    auto group = RankThreads::Load(size, OptionsFor({size, kNeverSharded, placement})).value();
+    std::vector<std::pair<int64_t, int64_t>> read;
+    for (int rank = 0; rank < size; ++rank)
+      read.emplace_back(group->pair(rank).target_bytes_read, group->pair(rank).draft_bytes_read);
+    return read;
+  };
+  using ::testing::Each;
+  using ::testing::ElementsAre;
+  using ::testing::Pair;
+  EXPECT_THAT(bytes(1, DraftPlacement::kRankZero), ElementsAre(Pair(15974720, 5642240)));
+  EXPECT_THAT(bytes(2, DraftPlacement::kRankZero), ElementsAre(Pair(7992352, 5642240), Pair(7992352, 0)));
+  EXPECT_THAT(bytes(2, DraftPlacement::kSharded), Each(Pair(7992352, 2824192)));
+  EXPECT_THAT(bytes(4, DraftPlacement::kRankZero),
+              ElementsAre(Pair(4066704, 5642240), Pair(4066704, 0), Pair(4066704, 0), Pair(4066704, 0)));
+}
+
+TEST(ShardedLoading, AGroupThatDoesNotDivideNamesTheKey) {
+  const auto error = [](int size, DraftPlacement placement) {
+    return std::string(
+        RankThreads::Load(size, OptionsFor({size, kNeverSharded, placement})).status().message());
+  };
+  using ::testing::HasSubstr;
+  EXPECT_THAT(error(8, DraftPlacement::kRankZero),
+              HasSubstr("tiny-qwen3.6/config.json: num_attention_heads 4 does not divide by the 8 ranks"));
+  EXPECT_THAT(
+      error(4, DraftPlacement::kSharded),
+      HasSubstr("tiny-qwen3.6-dflash/config.json: num_attention_heads 6 does not divide by the 4 ranks"));
 }
 
 }  // namespace

@@ -86,11 +86,19 @@ absl::StatusOr<TinyPair> LoadTinyPair(const TinyPairOptions& options) {
   DFLASH_ASSIGN_OR_RETURN(TargetConfig target_config, TargetConfig::Load(target_dir));
   DFLASH_ASSIGN_OR_RETURN(DraftConfig draft_config, DraftConfig::Load(draft_dir));
   DFLASH_RETURN_IF_ERROR(draft_config.CheckFits(target_config));
-  DFLASH_ASSIGN_OR_RETURN(TargetCheckpoint target, TargetCheckpoint::Open(target_dir, target_config));
-  DFLASH_ASSIGN_OR_RETURN(DraftCheckpoint draft, DraftCheckpoint::Open(draft_dir, draft_config));
-  DFLASH_ASSIGN_OR_RETURN(Tokenizer tokenizer, Tokenizer::Load(target_dir));
-  pair.tokenizer = std::make_unique<Tokenizer>(std::move(tokenizer));
-  pair.vocabulary = pair.tokenizer->vocabulary_size();
+  const std::optional<uint64_t>& seed = options.random_weights;
+  DFLASH_ASSIGN_OR_RETURN(TargetCheckpoint target,
+                          seed ? TargetCheckpoint::Random(target_dir, target_config, *seed)
+                               : TargetCheckpoint::Open(target_dir, target_config));
+  DFLASH_ASSIGN_OR_RETURN(DraftCheckpoint draft, seed
+                                                     ? DraftCheckpoint::Random(draft_dir, draft_config, *seed)
+                                                     : DraftCheckpoint::Open(draft_dir, draft_config));
+  pair.vocabulary = target_config.vocab_size;
+  if (!seed) {
+    DFLASH_ASSIGN_OR_RETURN(Tokenizer tokenizer, Tokenizer::Load(target_dir));
+    pair.tokenizer = std::make_unique<Tokenizer>(std::move(tokenizer));
+    pair.vocabulary = pair.tokenizer->vocabulary_size();
+  }
   pair.contract = MakeFeatureContract(draft_config, target, draft);
   if (options.mutate_contract) options.mutate_contract(pair.contract);
   if (options.mutate_target_config) options.mutate_target_config(target_config);

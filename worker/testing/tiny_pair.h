@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,9 @@ struct TinyPairOptions {
   int64_t max_tokens = 1024;  // per sequence
   std::string target_dir;     // empty: models/tiny-qwen3.6
   std::string draft_dir;      // empty: models/tiny-qwen3.6-dflash
+  // Folders with configurations only: weights made from this seed, no tokenizer, all rows of the head are
+  // tokens.
+  std::optional<uint64_t> random_weights;
   // One rank of a group; see Target::Options.
   Communicator* communicator = nullptr;
   DraftPlacement draft_placement = DraftPlacement::kRankZero;
