@@ -52,9 +52,11 @@ def scale_of(role, name, shape):
     if name.endswith("dt_bias"):
         return -4 * ONE, multiplier(1, 1)
     if name == "embed_tokens.weight":
-        return 0, multiplier(1, 16)
+        return 0, multiplier(1, 1)
     if name == "lm_head.weight":
         return 0, multiplier(4, shape[-1])
+    if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight")):
+        return 0, multiplier(1, 4 * shape[-1])
     return 0, multiplier(1, shape[-1])
 
 

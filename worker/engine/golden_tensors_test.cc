@@ -119,5 +119,51 @@ TEST(GoldenTensorsTest, ATapOfTheLayerBeforeIsSeen) {
   EXPECT_GT(Errors(0, options)["taps_last16"], 5 * std::max(0.1, BackendDemands().tensors));
 }
 
+// With every layer's input from another run, the tokens no longer matter: the logits are that run's, bit for
+// bit.
+TEST(GoldenTensorsTest, ForcedHiddenStatesAreTheInputsOfTheLayers) {
+  absl::StatusOr<TinyPair> pair = LoadTinyPair({});
+  ASSERT_TRUE(pair.ok()) << pair.status();
+  const Stream& stream = *pair->stream;
+  const std::vector<int32_t> ids = (*testing::LoadGoldenPrompts())[0].prompt_ids;
+  std::vector<std::vector<char>> states;  // inputs of the layers
+  const auto copy_bytes = [](ConstMatrixView rows) { return rows.rows * rows.cols * SizeOf(rows.dtype); };
+  const auto logits = [&](const std::vector<int32_t>& tokens) {
+    const int32_t slot = *pair->table->Open();
+    EXPECT_TRUE(pair->table->Reserve(slot, static_cast<int64_t>(tokens.size())).ok());
+    EXPECT_TRUE(pair->target->Open(slot).ok());
+    const auto result = pair->target->Forward({.sequences = {{.slot = slot,
+                                                              .phase = Phase::kPrefill,
+                                                              .start_position = 0,
+                                                              .tokens = tokens,
+                                                              .parents = {},
+                                                              .last_logits = true}}});
+    EXPECT_TRUE(result.ok()) << result.status();
+    std::vector<float> values = *ActivationsToHost(result->logits, stream);
+    EXPECT_TRUE(pair->table->Close(slot).ok());
+    return values;
+  };
+  pair->target->set_observer([&](HiddenStateIndex, Phase, ConstMatrixView rows) {
+    states.emplace_back(static_cast<size_t>(copy_bytes(rows)));
+    EXPECT_TRUE(CopyToHost(states.back().data(), rows.data, copy_bytes(rows), stream).ok());
+  });
+  const std::vector<float> expected = logits(ids);
+  pair->target->set_observer({});
+  const std::vector<int32_t> others(ids.rbegin(), ids.rend());
+  EXPECT_NE(logits(others), expected);
+
+  pair->target->set_forcing([&](HiddenStateIndex state, Phase, MatrixView rows) -> absl::StatusOr<bool> {
+    const std::vector<char>& bytes = states[static_cast<size_t>(Number(state))];
+    EXPECT_EQ(static_cast<int64_t>(bytes.size()), copy_bytes(rows));
+    absl::Status status = CopyToDevice(rows.data, bytes.data(), copy_bytes(rows), stream);
+    if (!status.ok()) return status;
+    return true;
+  });
+  EXPECT_EQ(logits(others), expected);
+  pair->target->set_forcing(
+      [](HiddenStateIndex, Phase, MatrixView) -> absl::StatusOr<bool> { return false; });
+  EXPECT_EQ(logits(ids), expected);
+}
+
 }  // namespace
 }  // namespace dflash

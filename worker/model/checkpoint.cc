@@ -216,18 +216,22 @@ absl::StatusOr<HostTensor> Checkpoint::Read(const TensorInfo& tensor, const Tens
   }
   DFLASH_ASSIGN_OR_RETURN(HostTensor host,
                           HostTensor::Allocate(tensor.dtype, block.row_count, block.col_count));
-  if (tensor.random) {
-    auto* to = reinterpret_cast<bf16*>(host.data());
-    for (int64_t row = block.first_row; row < block.first_row + block.row_count; ++row) {
-      for (int64_t col = block.first_col; col < block.first_col + block.col_count; ++col) {
-        *to++ = bf16(RandomElement(*tensor.random, static_cast<uint64_t>(row * tensor.cols() + col)));
-      }
-    }
-    if (progress) progress(host.bytes());
-    return host;
-  }
-  DFLASH_RETURN_IF_ERROR(tensor.file->Read(*tensor.stored, block, host.data(), host.bytes(), progress));
+  DFLASH_RETURN_IF_ERROR(ReadInto(tensor, block, host.data(), host.bytes(), progress));
   return host;
+}
+
+absl::Status Checkpoint::ReadInto(const TensorInfo& tensor, const TensorBlock& block, void* to,
+                                  int64_t to_bytes, const ReadProgress& progress) const {
+  if (!tensor.random) return tensor.file->Read(*tensor.stored, block, to, to_bytes, progress);
+  auto* element = static_cast<bf16*>(to);
+  DFLASH_CHECK(to_bytes == block.row_count * block.col_count * int64_t{sizeof(bf16)}, tensor.name.c_str());
+  for (int64_t row = block.first_row; row < block.first_row + block.row_count; ++row) {
+    for (int64_t col = block.first_col; col < block.first_col + block.col_count; ++col) {
+      *element++ = bf16(RandomElement(*tensor.random, static_cast<uint64_t>(row * tensor.cols() + col)));
+    }
+  }
+  if (progress) progress(to_bytes);
+  return absl::OkStatus();
 }
 
 std::string Checkpoint::Summary() const {

@@ -83,6 +83,10 @@ class Checkpoint {
     return Read(tensor, tensor.All(), progress);
   }
 
+  // The same into memory of the caller, `to_bytes` being exactly the block's size. Any thread.
+  absl::Status ReadInto(const TensorInfo& tensor, const TensorBlock& block, void* to, int64_t to_bytes,
+                        const ReadProgress& progress = {}) const;
+
   bool is_random() const { return is_random_; }         // made from a seed, not read from files
   int64_t total_bytes() const { return total_bytes_; }  // of tensors()
   const std::vector<SkippedTensors>& skipped() const { return skipped_; }

@@ -47,9 +47,12 @@ RandomTensor RandomTensorOf(ModelRole role, std::string_view name, const std::ve
     tensor.centre = -4 * kOne;
     tensor.multiplier = MultiplierOf(1, 1);
   } else if (name == "embed_tokens.weight") {
-    tensor.multiplier = MultiplierOf(1, 16);
+    tensor.multiplier = MultiplierOf(1, 1);
   } else if (name == "lm_head.weight") {
     tensor.multiplier = MultiplierOf(4, inputs);
+  } else if (name.ends_with("o_proj.weight") || name.ends_with("out_proj.weight") ||
+             name.ends_with("down_proj.weight")) {
+    tensor.multiplier = MultiplierOf(1, 4 * inputs);
   } else {
     tensor.multiplier = MultiplierOf(1, inputs);
   }

@@ -63,6 +63,7 @@ class Target::Impl {
   TargetWeights weights;
   ShardedSampler sampler;
   HiddenStateObserver observer;
+  HiddenStateForcing forcing;
 
  private:
   absl::Status CheckBatch(const StepBatch& batch) const;
@@ -367,13 +368,17 @@ absl::Status Target::Impl::RunGroup(RowGroup& group, int64_t first_tap_row, int6
   DFLASH_RETURN_IF_ERROR(PublishHiddenState(HiddenStateIndex{0}, phase, residual.own_rows(), own_tap_row));
   for (size_t i = 0; i < weights.layers.size(); ++i) {
     const LayerWeights& layer = weights.layers[i];
-    if (i == 0) {
-      DFLASH_RETURN_IF_ERROR(residual.Norm(layer.input_norm.view()));
-    } else {
+    if (i > 0) {
       DFLASH_RETURN_IF_ERROR(residual.AddNorm(layer.input_norm.view()));
       const LayerIndex finished{static_cast<int32_t>(i) - 1};
       DFLASH_RETURN_IF_ERROR(PublishHiddenState(OutputOf(finished), phase, residual.own_rows(), own_tap_row));
     }
+    bool is_forced = false;
+    if (forcing) {
+      DFLASH_ASSIGN_OR_RETURN(is_forced,
+                              forcing(HiddenStateIndex{static_cast<int32_t>(i)}, phase, residual.own_rows()));
+    }
+    if (i == 0 || is_forced) DFLASH_RETURN_IF_ERROR(residual.Norm(layer.input_norm.view()));
     DFLASH_RETURN_IF_ERROR(IsFull(i) ? FullAttention(i, group, segments, x, delta)
                                      : LinearAttention(i, group, segments, x, delta));
     DFLASH_RETURN_IF_ERROR(residual.AddNorm(layer.post_attention_norm.view()));
@@ -616,6 +621,10 @@ absl::StatusOr<std::vector<std::vector<float>>> Target::ExportState(int32_t slot
   return impl_->ExportState(slot);
 }
 void Target::set_observer(HiddenStateObserver observer) { impl_->observer = std::move(observer); }
+void Target::set_forcing(HiddenStateForcing forcing) {
+  DFLASH_CHECK(impl_->communicator->size() == 1, "hidden states are forced in a group of one only");
+  impl_->forcing = std::move(forcing);
+}
 const TargetConfig& Target::config() const { return impl_->config; }
 const std::vector<LayerIndex>& Target::taps() const { return impl_->options.taps; }
 

@@ -54,6 +54,11 @@ struct ForwardResult {
 // State 0 is the embedding, k the residual after layer k - 1, the last one is after the final norm. Where the
 // residual is sharded, this rank's rows.
 using HiddenStateObserver = std::function<void(HiddenStateIndex state, Phase phase, ConstMatrixView rows)>;
+// May replace rows of a hidden state that is the input of a layer (comparisons that give every layer the
+// reference's input): state k becomes the input of layer k, after observer and taps have seen our own.
+// Returns whether it has. What it enqueues on the target's stream comes before the layer.
+using HiddenStateForcing =
+    std::function<absl::StatusOr<bool>(HiddenStateIndex state, Phase phase, MatrixView rows)>;
 
 // Which ranks of a group run the drafter.
 enum class DraftPlacement : uint8_t { kRankZero, kSharded };
@@ -129,6 +134,8 @@ class Target {
   absl::StatusOr<std::vector<std::vector<float>>> ExportState(int32_t slot);
 
   void set_observer(HiddenStateObserver observer);
+  // Only in a group of one, whose rows are all here.
+  void set_forcing(HiddenStateForcing forcing);
   const TargetConfig& config() const;  // of the whole model
   const std::vector<LayerIndex>& taps() const;
   Communicator& communicator() const;

@@ -206,8 +206,7 @@ absl::StatusOr<HostTensor> ReadSlice(const Checkpoint& checkpoint, const TensorI
     block.row_count = std::min(block.row_count - skipped, left);
     skip -= skipped;
     left -= block.row_count;
-    DFLASH_RETURN_IF_ERROR(
-        tensor.file->Read(*tensor.stored, block, to, block.row_count * row_bytes, progress));
+    DFLASH_RETURN_IF_ERROR(checkpoint.ReadInto(tensor, block, to, block.row_count * row_bytes, progress));
     to += block.row_count * row_bytes;
   }
   std::memset(to, 0, static_cast<size_t>(left * row_bytes));

@@ -207,7 +207,7 @@ absl::Status WeightLoader::ReadPieces(const ReadProgress& progress) {
   {
     PieceReaders readers(pieces_.size(), ring, [&](size_t i, void* to) {
       const Piece& piece = pieces_[i];
-      return piece.tensor->file->Read(*piece.tensor->stored, piece.block, to, piece.bytes());
+      return checkpoint_.ReadInto(*piece.tensor, piece.block, to, piece.bytes());
     });
     const auto upload = [&](const Piece& piece, int64_t buffer) -> absl::Status {
       if (piece.linear == nullptr) {

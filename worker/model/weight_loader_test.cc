@@ -1,11 +1,13 @@
 // What the loader puts on the device, against what the checkpoint's own reader says.
 #include "worker/model/weight_loader.h"
 
-#include <cstring>
+#include <filesystem>
 #include <string>
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "kernels/testing/device_matrix.h"
+#include "kernels/testing/host_matrix.h"
 #include "worker/model/testing/safetensors_writer.h"
 #include "worker/model/testing/temporary_folder.h"
 
@@ -50,15 +52,15 @@ void WriteCheckpoint(const DraftConfig& config, const TemporaryFolder& folder) {
 
 class WeightLoaderTest : public ::testing::Test {
  protected:
-  // The weight's matrix, through the operation that uses it: the identity's rows pick its columns.
+  // The weight's matrix, through the operation that uses it: the identity's rows pick its columns, exactly.
   std::vector<float> Columns(const LinearWeight& weight) {
     const int64_t K = weight.in_features(), N = weight.out_features();
-    Matrix identity = *Matrix::Allocate(K, K, DType::kF32, stream_);
-    for (int64_t k = 0; k < K; ++k) identity.view().Row<float>(k)[k] = 1;
-    Matrix y = *Matrix::Allocate(K, N, DType::kF32, stream_);
-    EXPECT_TRUE(Linear(identity.view(), weight, Phase::kVerify, y.view(), stream_).ok());
-    const auto* values = y.view().Row<float>(0);
-    return std::vector<float>(values, values + K * N);
+    HostMatrix<float> identity(K, K);
+    for (int64_t k = 0; k < K; ++k) identity.At(k, k) = 1;
+    const DeviceMatrix x = DeviceMatrix::Activations(identity, stream_);
+    const DeviceMatrix y = DeviceMatrix::Output(K, N, DType::kF32, stream_);
+    EXPECT_TRUE(Linear(x.view(), weight, Phase::kPrefill, y.view(), stream_).ok());
+    return y.ToHost().values;
   }
   // The same from what the checkpoint's reader says.
   std::vector<float> Expected(const Checkpoint& checkpoint, const TensorSlices& slices,
@@ -81,6 +83,12 @@ class WeightLoaderTest : public ::testing::Test {
       }
     }
     return columns;
+  }
+
+  std::string BytesOf(const void* device, int64_t bytes) {
+    std::string host(static_cast<size_t>(bytes), '\0');
+    EXPECT_TRUE(CopyToHost(host.data(), device, bytes, stream_).ok());
+    return host;
   }
 
   void ExpectLoads(const DraftCheckpoint& checkpoint, const WeightLoader::Options& options) {
@@ -114,15 +122,20 @@ class WeightLoaderTest : public ::testing::Test {
       const TensorSlice& slice = slices[name];
       const HostTensor host = *ReadSlice(checkpoint, checkpoint.Get(name), slice, 0, slice.rows(), {});
       return matrix.view().rows * matrix.view().cols == host.view().rows * host.view().cols &&
-             std::memcmp(matrix.view().data, host.view().data, static_cast<size_t>(host.bytes())) == 0;
+             BytesOf(matrix.view().data, host.bytes()) ==
+                 std::string(reinterpret_cast<const char*>(host.view().data),
+                             static_cast<size_t>(host.bytes()));
     };
     EXPECT_EQ(norm.view().rows, 1);
     EXPECT_TRUE(is_read(norm, "norm.weight"));
     EXPECT_EQ(fc.view().rows, 17);
     EXPECT_TRUE(is_read(fc, "fc.weight"));
     const HostTensor q_norm_host = *checkpoint.Read(checkpoint.Get(attention + "q_norm.weight"));
+    std::vector<float> q_norm_values(16);
+    ASSERT_TRUE(CopyToHost(q_norm_values.data(), q_norm.data(), q_norm.bytes(), stream_).ok());
     for (int64_t i = 0; i < 16; ++i) {
-      EXPECT_EQ(q_norm.As<float>()[i], static_cast<float>(q_norm_host.view().Row<bf16>(i)[0]));
+      EXPECT_EQ(q_norm_values[static_cast<size_t>(i)],
+                static_cast<float>(q_norm_host.view().Row<bf16>(i)[0]));
     }
     EXPECT_EQ(Columns(gate_up), Expected(checkpoint, slices, gate_up_parts));
     EXPECT_EQ(Columns(down), Expected(checkpoint, slices, down_parts));
