@@ -48,10 +48,14 @@ void WriteToken(const float* k, const float* v, int64_t head_dim, int64_t token,
   std::copy_n(v, head_dim, block + head_dim * kKeyBlock + token * PaddedHeadDim(head_dim));
 }
 
-void CopyToken(const float* from, int64_t head_dim, int64_t token, float* to) {
-  const int64_t padded_dim = PaddedHeadDim(head_dim), values = head_dim * kKeyBlock + token * padded_dim;
-  for (int64_t d = 0; d < head_dim; ++d) to[d * kKeyBlock + token] = from[d * kKeyBlock + token];
-  std::copy_n(from + values, padded_dim, to + values);
+// Tokens [first, end) of a block.
+void CopyTokens(const float* from, int64_t head_dim, int64_t first, int64_t end, float* to) {
+  for (int64_t d = 0; d < head_dim; ++d) {
+    std::copy(from + d * kKeyBlock + first, from + d * kKeyBlock + end, to + d * kKeyBlock + first);
+  }
+  const int64_t values = head_dim * kKeyBlock, padded_dim = PaddedHeadDim(head_dim);
+  std::copy(from + values + first * padded_dim, from + values + end * padded_dim,
+            to + values + first * padded_dim);
 }
 
 // Where the key blocks of one segment lie: block b is at blocks[kv_head * block_count + b - first_block].
@@ -117,9 +121,10 @@ void AssembleBlocks(const Segment& segment, const SegmentKeys& keys, ConstMatrix
                                      keys.first_own_block) *
                                         KeyBlockFloats(dim);
     const int64_t page = keys.pages[static_cast<size_t>(b - keys.first_block)];
-    for (int64_t p = std::max(b * kKeyBlock, keys.context_start); page >= 0 && p < segment.start_position;
-         ++p) {
-      CopyToken(BlockOf(pool, page, head), dim, p % kKeyBlock, block);
+    const int64_t first = std::max(b * kKeyBlock, keys.context_start);
+    if (page >= 0 && first < segment.start_position) {
+      CopyTokens(BlockOf(pool, page, head), dim, first - b * kKeyBlock,
+                 segment.start_position - b * kKeyBlock, block);
     }
     for (int64_t p = std::max<int64_t>(b * kKeyBlock, segment.start_position);
          p < std::min(end, (b + 1) * kKeyBlock); ++p) {

@@ -25,8 +25,8 @@ DFLASH_SIMD_INLINE KeyRange RangeInBlock(const AttentionQuery& query, int64_t bl
 }
 
 // Turns the raw dot products of one query and block into exp(scale * dot - maximum), zero outside the range.
-// Returns maximum and sum (ascending) through the pointers.
-DFLASH_SIMD_INLINE void Softmax(float* scores, KeyRange range, float scale, float* maximum, float* sum) {
+// Returns the maximum.
+DFLASH_SIMD_INLINE float Exponentials(float* scores, KeyRange range, float scale) {
   constexpr float kMinusInfinity = -__builtin_inff();
   const int64_t begin = range.first / kLanes * kLanes;
   for (int64_t j = begin; j < range.first; ++j) scores[j] = kMinusInfinity;
@@ -37,36 +37,83 @@ DFLASH_SIMD_INLINE void Softmax(float* scores, KeyRange range, float scale, floa
     Store(scores + j, score);
     best = Max(best, score);
   }
-  *maximum = ReduceMax(best);
+  const float maximum = ReduceMax(best);
   for (int64_t j = begin; j < range.end; j += kLanes) {
-    Store(scores + j, Exp(Load(scores + j) - F32x16::Broadcast(*maximum)));
+    Store(scores + j, Exp(Load(scores + j) - F32x16::Broadcast(maximum)));
   }
-  float total = 0;
-  for (int64_t j = range.first; j < range.end; ++j) total += scores[j];
-  *sum = total;
+  return maximum;
+}
+
+// Rows that go through a block together.
+inline constexpr int64_t kRowsAtOnce = 4;
+
+// The ranges of up to kRowsAtOnce queries in a block, and what all of them see (empty when first >= end).
+struct KeyRanges {
+  KeyRange of[kRowsAtOnce];
+  KeyRange common;
+};
+DFLASH_SIMD_INLINE KeyRanges RangesInBlock(const AttentionQuery* queries, int64_t count, int64_t block) {
+  KeyRanges ranges;
+  ranges.common = {0, kKeyBlock};
+  for (int64_t r = 0; r < count; ++r) {
+    ranges.of[r] = RangeInBlock(queries[r], block);
+    ranges.common = {Larger(ranges.common.first, ranges.of[r].first),
+                     Smaller(ranges.common.end, ranges.of[r].end)};
+  }
+  return ranges;
+}
+
+DFLASH_SIMD_INLINE float AddRange(float sum, const float* weights, int64_t first, int64_t end) {
+  for (int64_t j = first; j < end; ++j) sum += weights[j];
+  return sum;
+}
+
+// sums[r] = the sum of weights[r] over the query's range, ascending. The common keys of four queries are
+// added in turns: one sum alone waits for every addition.
+DFLASH_SIMD_INLINE void Sums(const KeyRanges& ranges, int64_t count, const float* weights, float* sums) {
+  const KeyRange common = ranges.common;
+  if (count < kRowsAtOnce || common.first >= common.end) {
+    for (int64_t r = 0; r < count; ++r) {
+      sums[r] = AddRange(0, weights + r * kKeyBlock, ranges.of[r].first, ranges.of[r].end);
+    }
+    return;
+  }
+  float sum[kRowsAtOnce];
+#pragma GCC unroll 4
+  for (int64_t r = 0; r < kRowsAtOnce; ++r) {
+    sum[r] = AddRange(0, weights + r * kKeyBlock, ranges.of[r].first, common.first);
+  }
+  for (int64_t j = common.first; j < common.end; ++j) {
+#pragma GCC unroll 4
+    for (int64_t r = 0; r < kRowsAtOnce; ++r) sum[r] += weights[r * kKeyBlock + j];
+  }
+#pragma GCC unroll 4
+  for (int64_t r = 0; r < kRowsAtOnce; ++r) {
+    sums[r] = AddRange(sum[r], weights + r * kKeyBlock, common.end, ranges.of[r].end);
+  }
 }
 
 // out[r] += sum_j weights[r][j] values[j] over each query's own range: keys that a query does not see are not
 // multiplied by zero but left out, since they may hold anything.
-DFLASH_SIMD_INLINE void AddValues(const AttentionQuery* queries, int64_t count, int64_t block,
-                                  const float* weights, const float* values, int64_t padded_dim, float* out) {
-  KeyRange range[4];
-  KeyRange common = {0, kKeyBlock};
-  for (int64_t r = 0; r < count; ++r) {
-    range[r] = RangeInBlock(queries[r], block);
-    common = {Larger(common.first, range[r].first), Smaller(common.end, range[r].end)};
-  }
+DFLASH_SIMD_INLINE void AddValues(const KeyRanges& ranges, int64_t count, const float* weights,
+                                  const float* values, int64_t padded_dim, float* out) {
+  const KeyRange common = ranges.common;
   const auto add = [&](int64_t r, int64_t rows, int64_t first, int64_t end) {
     TileProduct(weights + r * kKeyBlock + first, kKeyBlock, 1, values + first * padded_dim, padded_dim, rows,
                 end - first, padded_dim, out + r * padded_dim, padded_dim);
   };
   if (common.first >= common.end) {
-    for (int64_t r = 0; r < count; ++r) add(r, 1, range[r].first, range[r].end);
+    for (int64_t r = 0; r < count; ++r) add(r, 1, ranges.of[r].first, ranges.of[r].end);
     return;
   }
-  for (int64_t r = 0; r < count; ++r) add(r, 1, range[r].first, common.first);
+  for (int64_t r = 0; r < count; ++r) add(r, 1, ranges.of[r].first, common.first);
   add(0, count, common.first, common.end);
-  for (int64_t r = 0; r < count; ++r) add(r, 1, common.end, range[r].end);
+  for (int64_t r = 0; r < count; ++r) add(r, 1, common.end, ranges.of[r].end);
+}
+
+// A whole number of vectors.
+DFLASH_SIMD_INLINE void Clear(float* p, int64_t count) {
+  for (int64_t i = 0; i < count; i += kLanes) Store(p + i, F32x16::Broadcast(0));
 }
 
 static void Attend(const AttentionTask& task) {
@@ -80,8 +127,11 @@ static void Attend(const AttentionTask& task) {
   int64_t first_key = INT64_MAX, end_key = 0;
   for (int64_t i = 0; i < count; ++i) {
     const AttentionQuery& query = task.queries[i];
-    for (int64_t d = 0; d < dim; ++d) q[i * dim + d] = query.q[d];
-    for (int64_t d = 0; d < padded_dim; ++d) out[i * padded_dim + d] = 0;
+    for (int64_t d = 0; d < dim; d += kLanes) {
+      const int lanes = static_cast<int>(Smaller(dim - d, kLanes));
+      StorePartial(q + i * dim + d, LoadPartial(query.q + d, lanes), lanes);
+    }
+    Clear(out + i * padded_dim, padded_dim);
     maximum[i] = -__builtin_inff();
     sum[i] = 0;
     first_key = Smaller(first_key, query.first_key);
@@ -105,21 +155,20 @@ static void Attend(const AttentionTask& task) {
       first_column = Smaller(first_column, range.first / kLanes * kLanes);
       end_column = Larger(end_column, (range.end + kLanes - 1) / kLanes * kLanes);
     }
-    for (int64_t i = begin; i < end; ++i) {
-      for (int64_t j = 0; j < kKeyBlock; ++j) scores[i * kKeyBlock + j] = 0;
-      for (int64_t d = 0; d < padded_dim; ++d) part[i * padded_dim + d] = 0;
-    }
+    Clear(scores + begin * kKeyBlock, (end - begin) * kKeyBlock);
+    Clear(part + begin * padded_dim, (end - begin) * padded_dim);
     TileProduct(q + begin * dim, dim, 1, keys + first_column, kKeyBlock, end - begin, dim,
                 end_column - first_column, scores + begin * kKeyBlock + first_column, kKeyBlock);
-    for (int64_t i = begin; i < end; i += 4) {
-      const int64_t rows = Smaller(4, end - i);
-      float block_maximum[4], block_sum[4];
+    for (int64_t i = begin; i < end; i += kRowsAtOnce) {
+      const int64_t rows = Smaller(kRowsAtOnce, end - i);
+      const KeyRanges ranges = RangesInBlock(task.queries + i, rows, block);
+      float block_maximum[kRowsAtOnce], block_sum[kRowsAtOnce];
+      float* const weights = scores + i * kKeyBlock;
       for (int64_t r = 0; r < rows; ++r) {
-        Softmax(scores + (i + r) * kKeyBlock, RangeInBlock(task.queries[i + r], block), task.scale,
-                block_maximum + r, block_sum + r);
+        block_maximum[r] = Exponentials(weights + r * kKeyBlock, ranges.of[r], task.scale);
       }
-      AddValues(task.queries + i, rows, block, scores + i * kKeyBlock, values, padded_dim,
-                part + i * padded_dim);
+      Sums(ranges, rows, weights, block_sum);
+      AddValues(ranges, rows, weights, values, padded_dim, part + i * padded_dim);
       for (int64_t r = 0; r < rows; ++r) {
         float* total = out + (i + r) * padded_dim;
         const float* added = part + (i + r) * padded_dim;

@@ -11,6 +11,17 @@
 #include "kernels/device/cpu/thread_pool.h"
 
 namespace dflash::backend {
+namespace {
+
+// Transposes [channels, taps], rows `stride` apart, to [taps, channels].
+template <typename T>
+void WeightsByTap(const T* w, int64_t stride, int64_t channels, int64_t taps, float* by_tap) {
+  for (int64_t j = 0; j < taps; ++j) {
+    for (int64_t c = 0; c < channels; ++c) by_tap[j * channels + c] = static_cast<float>(w[c * stride + j]);
+  }
+}
+
+}  // namespace
 
 absl::Status CausalConv(ConstMatrixView x, ConstMatrixView w, SegmentList segments, const ConvState& state,
                         MatrixView y, const Stream& stream) {
@@ -20,12 +31,10 @@ absl::Status CausalConv(ConstMatrixView x, ConstMatrixView w, SegmentList segmen
   ParallelFor(stream, state.channels, 64, [&](int64_t begin, int64_t end) {
     const int64_t channels = end - begin;
     std::vector<float> by_tap(static_cast<size_t>(taps * channels));
-    for (int64_t c = 0; c < channels; ++c) {
-      for (int64_t j = 0; j < taps; ++j) {
-        by_tap[static_cast<size_t>(j * channels + c)] = w.dtype == DType::kF32
-                                                            ? w.Row<float>(begin + c)[j]
-                                                            : static_cast<float>(w.Row<bf16>(begin + c)[j]);
-      }
+    if (w.dtype == DType::kF32) {
+      WeightsByTap(w.Row<float>(begin), w.row_stride, channels, taps, by_tap.data());
+    } else {
+      WeightsByTap(w.Row<bf16>(begin), w.row_stride, channels, taps, by_tap.data());
     }
     std::vector<const float*> inputs(static_cast<size_t>(taps));
     for (int64_t i = 0; i < segments.count; ++i) {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -38,5 +39,10 @@ class Stream {
 
 // Name of the linked backend: "cpu" or "cuda".
 const char* BackendName();
+
+// Chooses the instructions of the CPU backend's kernels for the whole process: "auto" (the best that this
+// machine has), "scalar", "avx2" or "avx512". All of them compute the same bits. Call it before any operation
+// runs. InvalidArgument: an unknown name, or instructions that this machine lacks; CUDA knows "auto" only.
+absl::Status SelectInstructionSet(const std::string& name);
 
 }  // namespace dflash

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/device/cpu/instruction_set.h"
 #include "kernels/device/cpu/thread_pool.h"
 #include "kernels/device/stream.h"
 
@@ -32,5 +33,13 @@ absl::Status Stream::Synchronize() const { return absl::OkStatus(); }
 ThreadPool& ThreadsOf(const Stream& stream) { return stream.impl().pool; }
 
 const char* BackendName() { return "cpu"; }
+
+absl::Status SelectInstructionSet(const std::string& name) {
+  if (name == "auto") return absl::OkStatus();
+  for (InstructionSet set : {InstructionSet::kScalar, InstructionSet::kAvx2, InstructionSet::kAvx512}) {
+    if (name == Name(set)) return SetInstructionSet(set);
+  }
+  return absl::InvalidArgumentError(absl::StrCat("no instruction set is called ", name));
+}
 
 }  // namespace dflash

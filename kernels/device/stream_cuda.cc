@@ -84,4 +84,9 @@ absl::Status Stream::Synchronize() const {
 
 const char* BackendName() { return "cuda"; }
 
+absl::Status SelectInstructionSet(const std::string& name) {
+  if (name == "auto") return absl::OkStatus();
+  return absl::InvalidArgumentError("instruction sets are the CPU backend's");
+}
+
 }  // namespace dflash

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <vector>
+#include <memory>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
@@ -47,24 +47,29 @@ const DeltaKernels& Kernels() {
   return ForCurrentInstructionSet(kDeltaKernelsScalar, kDeltaKernelsAvx2, kDeltaKernelsAvx512);
 }
 
-// What all value heads of a row need, computed once: normalized q and k, gates.
+// What all value heads of a row need, computed once: normalized q and k, gates. In one block of memory.
 struct PreparedRows {
-  std::vector<float> q, k;            // [rows, key_heads * key_dim]
-  std::vector<float> key_query;       // [rows, key_heads]
-  std::vector<float> g, beta, decay;  // [rows, value_heads]
+  PreparedRows(int64_t rows, const GatedDeltaNetShape& shape) {
+    const int64_t keys = rows * shape.key_heads * shape.key_dim, gates = rows * shape.value_heads;
+    memory.reset(new float[static_cast<size_t>(2 * keys + rows * shape.key_heads + 3 * gates)]);
+    q = memory.get();
+    k = q + keys;
+    key_query = k + keys;
+    g = key_query + rows * shape.key_heads;
+    beta = g + gates;
+    decay = beta + gates;
+  }
+  std::unique_ptr<float[]> memory;
+  float *q, *k;             // [rows, key_heads * key_dim]
+  float* key_query;         // [rows, key_heads]
+  float *g, *beta, *decay;  // [rows, value_heads]
 };
 
-// Of the rows of all segments; the others stay zero. q and k of a row are made by one part of the loop each.
+// Of the rows of all segments; the others stay unset. q and k of a row are made by one part of the loop each.
 PreparedRows Prepare(const GatedDeltaNetShape& shape, const GatedDeltaNetInput& input, SegmentList segments,
                      const Stream& stream) {
   const int64_t key_cols = shape.key_heads * shape.key_dim;
-  PreparedRows prepared;
-  prepared.q.resize(static_cast<size_t>(input.qkv.rows * key_cols));
-  prepared.k.resize(prepared.q.size());
-  prepared.key_query.resize(static_cast<size_t>(input.qkv.rows * shape.key_heads));
-  prepared.g.resize(static_cast<size_t>(input.qkv.rows * shape.value_heads));
-  prepared.beta.resize(prepared.g.size());
-  prepared.decay.resize(prepared.g.size());
+  PreparedRows prepared(input.qkv.rows, shape);
   const DeltaKernels& kernels = Kernels();
   const float scale = 1.0f / std::sqrt(static_cast<float>(shape.key_dim));
   for (int64_t i = 0; i < segments.count; ++i) {
@@ -72,53 +77,84 @@ PreparedRows Prepare(const GatedDeltaNetShape& shape, const GatedDeltaNetInput& 
     ParallelFor(stream, segment.row_count, 4, [&](int64_t begin, int64_t end) {
       for (int64_t row = segment.first_row + begin; row < segment.first_row + end; ++row) {
         const float* qkv = input.qkv.Row<float>(row);
-        for (int64_t head = 0; head < shape.key_heads; ++head) {
-          float* q = prepared.q.data() + row * key_cols + head * shape.key_dim;
-          float* k = prepared.k.data() + row * key_cols + head * shape.key_dim;
-          kernels.l2_norm(qkv + head * shape.key_dim, shape.key_dim, scale, q);
-          kernels.l2_norm(qkv + key_cols + head * shape.key_dim, shape.key_dim, 1, k);
-          prepared.key_query[static_cast<size_t>(row * shape.key_heads + head)] =
-              kernels.dot(k, q, shape.key_dim);
-        }
+        kernels.keys({.q = qkv,
+                      .k = qkv + key_cols,
+                      .heads = shape.key_heads,
+                      .dim = shape.key_dim,
+                      .q_scale = scale,
+                      .q_out = prepared.q + row * key_cols,
+                      .k_out = prepared.k + row * key_cols,
+                      .key_query = prepared.key_query + row * shape.key_heads});
         kernels.gates({.a = input.decay.Row<float>(row),
                        .b = input.beta.Row<float>(row),
                        .a_log = input.a_log,
                        .dt_bias = input.dt_bias,
                        .heads = shape.value_heads,
-                       .g = prepared.g.data() + row * shape.value_heads,
-                       .beta = prepared.beta.data() + row * shape.value_heads,
-                       .decay = prepared.decay.data() + row * shape.value_heads});
+                       .g = prepared.g + row * shape.value_heads,
+                       .beta = prepared.beta + row * shape.value_heads,
+                       .decay = prepared.decay + row * shape.value_heads});
       }
     });
   }
   return prepared;
 }
 
-// The records of one value head that are still to be folded into its state.
-void CollectRecords(const GatedDeltaNetShape& shape, const PendingRecords& pending,
-                    const GatedDeltaNetState& state, int64_t slot, int64_t head,
-                    std::vector<DeltaRecord>& records) {
-  const int64_t key_head = head / (shape.value_heads / shape.key_heads);
-  records.clear();
-  for (int64_t r = 0; r < pending.count[slot]; ++r) {
-    const Record record = RecordAt(shape, state, slot, pending.buffer[slot], r);
-    records.push_back(
-        {record.k + key_head * shape.key_dim, record.c + head * shape.value_dim, ExpF32(record.g[head])});
-  }
-}
+// What verification and folding share: the pending records and the states of blocks of value heads.
+class VerifyWork {
+ public:
+  VerifyWork(const GatedDeltaNetShape& shape, const PendingRecords& pending, const GatedDeltaNetState& state)
+      : shape_(shape),
+        pending_(pending),
+        state_(state),
+        group_(shape.value_heads / shape.key_heads),
+        blocks_per_head_((shape.value_dim + kDeltaColumns - 1) / kDeltaColumns) {}
 
-DeltaVerifyTask TaskOf(const GatedDeltaNetShape& shape, const GatedDeltaNetState& state, int64_t slot,
-                       int64_t head, const std::vector<DeltaRecord>& records,
-                       const std::vector<DeltaRow>& rows, std::vector<float>& scratch) {
-  return {.key_dim = shape.key_dim,
-          .value_dim = shape.value_dim,
-          .S = state.states + (slot * shape.value_heads + head) * shape.key_dim * shape.value_dim,
-          .records = records.data(),
-          .record_count = static_cast<int64_t>(records.size()),
-          .rows = rows.data(),
-          .row_count = static_cast<int64_t>(rows.size()),
-          .scratch = scratch.data()};
-}
+  // Blocks of all value heads of a key head, kMaxDeltaBlocks of them a part.
+  int64_t parts_per_key_head() const {
+    return (group_ * blocks_per_head_ + kMaxDeltaBlocks - 1) / kMaxDeltaBlocks;
+  }
+  int64_t scratch_floats() const { return DeltaVerifyScratchFloats(shape_.key_dim, state_.max_rows); }
+
+  // Fills blocks and returns the task without rows.
+  DeltaVerifyTask TaskOf(int64_t slot, int64_t key_head, int64_t part, DeltaBlock* blocks,
+                         float* scratch) const {
+    DeltaVerifyTask task = {};
+    task.key_dim = shape_.key_dim;
+    task.blocks = blocks;
+    task.state_stride = shape_.value_dim;
+    task.record_count = pending_.count[slot];
+    task.record_stride = shape_.RecordFloats();
+    task.scratch = scratch;
+    const Record records = RecordAt(shape_, state_, slot, pending_.buffer[slot], 0);
+    task.record_k = records.k + key_head * shape_.key_dim;
+    const int64_t end = std::min((part + 1) * kMaxDeltaBlocks, group_ * blocks_per_head_);
+    for (int64_t i = part * kMaxDeltaBlocks; i < end; ++i) {
+      const int64_t head = HeadOf(key_head, i), column = ColumnOf(i);
+      blocks[task.block_count++] = {
+          .columns = std::min(kDeltaColumns, shape_.value_dim - column),
+          .S =
+              state_.states + (slot * shape_.value_heads + head) * shape_.key_dim * shape_.value_dim + column,
+          .record_c = records.c + head * shape_.value_dim + column,
+          .record_g = records.g + head,
+          .v = nullptr,
+          .beta = nullptr,
+          .decay = nullptr,
+          .c = nullptr,
+          .o = nullptr};
+    }
+    return task;
+  }
+  int64_t HeadOf(int64_t key_head, int64_t block) const {
+    return key_head * group_ + block / blocks_per_head_;
+  }
+  int64_t ColumnOf(int64_t block) const { return block % blocks_per_head_ * kDeltaColumns; }
+
+ private:
+  const GatedDeltaNetShape& shape_;
+  const PendingRecords& pending_;
+  const GatedDeltaNetState& state_;
+  const int64_t group_, blocks_per_head_;
+};
 
 }  // namespace
 
@@ -136,36 +172,47 @@ absl::Status GatedDeltaNetVerify(const GatedDeltaNetShape& shape, const GatedDel
     }
   }
   const PreparedRows prepared = Prepare(shape, input, segments, stream);
-  const int64_t key_cols = shape.key_heads * shape.key_dim, group = shape.value_heads / shape.key_heads;
+  const int64_t key_cols = shape.key_heads * shape.key_dim;
   const DeltaKernels& kernels = Kernels();
-  ParallelFor(stream, segments.count * shape.value_heads, 1, [&](int64_t begin, int64_t end) {
-    std::vector<DeltaRecord> records;
-    std::vector<DeltaRow> rows;
-    std::vector<float> scratch(static_cast<size_t>(DeltaVerifyScratchFloats(shape.key_dim)));
+  const VerifyWork work(shape, pending, state);
+  const int64_t parts = work.parts_per_key_head();
+  ParallelFor(stream, segments.count * shape.key_heads * parts, 1, [&](int64_t begin, int64_t end) {
+    DeltaBlock blocks[kMaxDeltaBlocks];
+    const std::unique_ptr<float[]> scratch(new float[static_cast<size_t>(work.scratch_floats())]);
     for (int64_t item = begin; item < end; ++item) {
-      const Segment& segment = segments.data[item / shape.value_heads];
-      const int64_t head = item % shape.value_heads, key_head = head / group;
-      const int64_t fresh = 1 - pending.buffer[segment.slot];
-      rows.clear();
-      for (int64_t t = 0; t < segment.row_count; ++t) {
-        const int64_t row = segment.first_row + t;
-        const Record record = RecordAt(shape, state, segment.slot, fresh, t);
-        const float* k = prepared.k.data() + row * key_cols + key_head * shape.key_dim;
-        const auto gate = static_cast<size_t>(row * shape.value_heads + head);
-        if (head % group == 0) std::copy_n(k, shape.key_dim, record.k + key_head * shape.key_dim);
-        record.g[head] = prepared.g[gate];
-        rows.push_back(
-            {.q = prepared.q.data() + row * key_cols + key_head * shape.key_dim,
-             .k = k,
-             .v = input.qkv.Row<float>(row) + 2 * key_cols + head * shape.value_dim,
-             .key_query = prepared.key_query[static_cast<size_t>(row * shape.key_heads + key_head)],
-             .beta = prepared.beta[gate],
-             .decay = prepared.decay[gate],
-             .c = record.c + head * shape.value_dim,
-             .o = o.Row<float>(row) + head * shape.value_dim});
+      const int64_t part = item % parts, key_head = item / parts % shape.key_heads;
+      const Segment& segment = segments.data[item / parts / shape.key_heads];
+      if (segment.row_count == 0) continue;
+      const int64_t row = segment.first_row;
+      DeltaVerifyTask task = work.TaskOf(segment.slot, key_head, part, blocks, scratch.get());
+      task.q = prepared.q + row * key_cols + key_head * shape.key_dim;
+      task.k = prepared.k + row * key_cols + key_head * shape.key_dim;
+      task.qk_stride = key_cols;
+      task.key_query = prepared.key_query + row * shape.key_heads + key_head;
+      task.key_query_stride = shape.key_heads;
+      task.row_count = segment.row_count;
+      task.v_stride = input.qkv.row_stride;
+      task.o_stride = o.row_stride;
+      task.gate_stride = shape.value_heads;
+      const Record fresh = RecordAt(shape, state, segment.slot, 1 - pending.buffer[segment.slot], 0);
+      for (int64_t t = 0; t < segment.row_count && part == 0; ++t) {
+        std::copy_n(task.k + t * key_cols, shape.key_dim,
+                    fresh.k + t * task.record_stride + key_head * shape.key_dim);
       }
-      CollectRecords(shape, pending, state, segment.slot, head, records);
-      kernels.verify(TaskOf(shape, state, segment.slot, head, records, rows, scratch));
+      for (int64_t i = 0; i < task.block_count; ++i) {
+        const int64_t head = work.HeadOf(key_head, part * kMaxDeltaBlocks + i);
+        const int64_t column = work.ColumnOf(part * kMaxDeltaBlocks + i);
+        const int64_t gate = row * shape.value_heads + head;
+        blocks[i].v = input.qkv.Row<float>(row) + 2 * key_cols + head * shape.value_dim + column;
+        blocks[i].beta = prepared.beta + gate;
+        blocks[i].decay = prepared.decay + gate;
+        blocks[i].c = fresh.c + head * shape.value_dim + column;
+        blocks[i].o = o.Row<float>(row) + head * shape.value_dim + column;
+        for (int64_t t = 0; t < segment.row_count && column == 0; ++t) {
+          fresh.g[t * task.record_stride + head] = prepared.g[gate + t * shape.value_heads];
+        }
+      }
+      kernels.verify(task);
     }
   });
   return absl::OkStatus();
@@ -179,7 +226,8 @@ absl::Status GatedDeltaNetPrefill(const GatedDeltaNetShape& shape, const GatedDe
   const int64_t key_cols = shape.key_heads * shape.key_dim, group = shape.value_heads / shape.key_heads;
   const DeltaKernels& kernels = Kernels();
   ParallelFor(stream, segments.count * shape.key_heads, 1, [&](int64_t begin, int64_t end) {
-    std::vector<float> scratch(static_cast<size_t>(DeltaChunkScratchFloats(shape.key_dim, shape.value_dim)));
+    const std::unique_ptr<float[]> scratch(
+        new float[static_cast<size_t>(DeltaChunkScratchFloats(shape.key_dim, shape.value_dim))]);
     for (int64_t item = begin; item < end; ++item) {
       const Segment& segment = segments.data[item / shape.key_heads];
       const int64_t key_head = item % shape.key_heads, head = key_head * group;
@@ -193,17 +241,17 @@ absl::Status GatedDeltaNetPrefill(const GatedDeltaNetShape& shape, const GatedDe
              .heads = group,
              .S = state.states + (segment.slot * shape.value_heads + head) * shape.key_dim * shape.value_dim,
              .row_count = rows,
-             .q = prepared.q.data() + row * key_cols + key_head * shape.key_dim,
-             .k = prepared.k.data() + row * key_cols + key_head * shape.key_dim,
+             .q = prepared.q + row * key_cols + key_head * shape.key_dim,
+             .k = prepared.k + row * key_cols + key_head * shape.key_dim,
              .qk_stride = key_cols,
              .v = input.qkv.Row<float>(row) + 2 * key_cols + head * shape.value_dim,
              .v_stride = input.qkv.row_stride,
              .o = o.Row<float>(row) + head * shape.value_dim,
              .o_stride = o.row_stride,
-             .g = prepared.g.data() + row * shape.value_heads + head,
-             .beta = prepared.beta.data() + row * shape.value_heads + head,
+             .g = prepared.g + row * shape.value_heads + head,
+             .beta = prepared.beta + row * shape.value_heads + head,
              .gate_stride = shape.value_heads,
-             .scratch = scratch.data()});
+             .scratch = scratch.get()});
         first += rows;
       }
     }
@@ -218,13 +266,14 @@ absl::Status GatedDeltaNetFold(const GatedDeltaNetShape& shape, const int32_t* s
     DFLASH_RETURN_IF_ERROR(CheckPending("GatedDeltaNetFold", slots[i], pending, state));
   }
   const DeltaKernels& kernels = Kernels();
-  ParallelFor(stream, slot_count * shape.value_heads, 1, [&](int64_t begin, int64_t end) {
-    std::vector<DeltaRecord> records;
-    std::vector<float> scratch(static_cast<size_t>(DeltaVerifyScratchFloats(shape.key_dim)));
+  const VerifyWork work(shape, pending, state);
+  const int64_t parts = work.parts_per_key_head();
+  ParallelFor(stream, slot_count * shape.key_heads * parts, 1, [&](int64_t begin, int64_t end) {
+    DeltaBlock blocks[kMaxDeltaBlocks];
+    const std::unique_ptr<float[]> scratch(new float[static_cast<size_t>(work.scratch_floats())]);
     for (int64_t item = begin; item < end; ++item) {
-      const int64_t slot = slots[item / shape.value_heads], head = item % shape.value_heads;
-      CollectRecords(shape, pending, state, slot, head, records);
-      kernels.verify(TaskOf(shape, state, slot, head, records, {}, scratch));
+      kernels.verify(work.TaskOf(slots[item / parts / shape.key_heads], item / parts % shape.key_heads,
+                                 item % parts, blocks, scratch.get()));
     }
   });
   return absl::OkStatus();

@@ -26,39 +26,59 @@ struct DeltaGates {
   float* decay;
 };
 
-// A delta record of one value head.
-struct DeltaRecord {
+// q and k of all key heads of a row: y = x / sqrt(sum x^2 + 1e-6), q also times q_scale, and k . q of both.
+struct DeltaKeys {
+  const float* q;  // [heads, dim]; k, q_out, k_out likewise
   const float* k;
-  const float* c;
-  float decay;
+  int64_t heads;
+  int64_t dim;
+  float q_scale;
+  float* q_out;
+  float* k_out;
+  float* key_query;  // [heads]
 };
 
-// A row of one value head, q and k normalized. o = decay S'q + key_query c is written, and c, which with k
-// and decay is the row's record.
-struct DeltaRow {
-  const float* q;
-  const float* k;
+// A block of up to kDeltaColumns columns of one value head's S, with what belongs to them. A pointer is that
+// of the first row or record; the strides are in DeltaVerifyTask.
+struct DeltaBlock {
+  int64_t columns;
+  float* S;               // [key_dim, columns], rows `state_stride` apart
+  const float* record_c;  // of the pending records
+  const float* record_g;
   const float* v;
-  float key_query;  // k . q
-  float beta;
-  float decay;
+  const float* beta;
+  const float* decay;
   float* c;
   float* o;
 };
+inline constexpr int64_t kDeltaColumns = 32;
 
-// Folds records into S, row after row, then runs the rows from there without changing S.
+// Blocks of value heads that share a key head. Folds the pending records into S, row after row, then runs the
+// rows from there without changing S: o = decay S'q + key_query c is written, and c, which with k and g is
+// the row's record.
 struct DeltaVerifyTask {
   int64_t key_dim;
-  int64_t value_dim;
-  float* S;  // [key_dim, value_dim]
-  const DeltaRecord* records;
+  const DeltaBlock* blocks;
+  int64_t block_count;  // at most kMaxDeltaBlocks
+  int64_t state_stride;
+  const float* record_k;  // [record_count, key_dim]
   int64_t record_count;
-  const DeltaRow* rows;
+  int64_t record_stride;  // between records, pending ones and those that are written
+  const float* q;         // [row_count, key_dim], rows `qk_stride` apart; k likewise
+  const float* k;
+  int64_t qk_stride;
+  const float* key_query;
+  int64_t key_query_stride;
   int64_t row_count;
-  float* scratch;  // DeltaVerifyScratchFloats(key_dim)
+  int64_t v_stride;
+  int64_t o_stride;
+  int64_t gate_stride;  // of beta and decay
+  float* scratch;       // DeltaVerifyScratchFloats(key_dim, record_count)
 };
-inline constexpr int64_t kDeltaColumns = 32;  // of S at a time: with 128 keys 16 KiB, half of L1
-constexpr int64_t DeltaVerifyScratchFloats(int64_t key_dim) { return (key_dim + 1) * kDeltaColumns; }
+inline constexpr int64_t kMaxDeltaBlocks = 3;
+constexpr int64_t DeltaVerifyScratchFloats(int64_t key_dim, int64_t records) {
+  return kMaxDeltaBlocks * ((key_dim + records) * kDeltaColumns + PaddedToLanes(records));
+}
 
 // The value heads of one key head over one chunk of rows; every S advances over all of them.
 struct DeltaChunkTask {
@@ -80,15 +100,13 @@ struct DeltaChunkTask {
   float* scratch;  // DeltaChunkScratchFloats(key_dim, value_dim)
 };
 constexpr int64_t DeltaChunkScratchFloats(int64_t key_dim, int64_t value_dim) {
-  return 2 * kDeltaChunk * (kDeltaChunk + key_dim + 2) +
+  return kDeltaChunk * (2 * kDeltaChunk + 2 * key_dim + 9) +
          (key_dim + 3 * kDeltaChunk) * PaddedToLanes(value_dim);
 }
 
 struct DeltaKernels {
   void (*gates)(const DeltaGates& gates);
-  // y = x / sqrt(sum x^2 + 1e-6) * scale
-  void (*l2_norm)(const float* x, int64_t size, float scale, float* y);
-  float (*dot)(const float* a, const float* b, int64_t size);
+  void (*keys)(const DeltaKeys& keys);
   void (*verify)(const DeltaVerifyTask& task);
   void (*chunk)(const DeltaChunkTask& task);
 };

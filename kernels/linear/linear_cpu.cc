@@ -11,9 +11,12 @@
 namespace dflash::backend {
 namespace {
 
-// A part of the loop over blocks must be worth its hand-over to another thread: about a microsecond.
-constexpr int64_t kMultiplicationsPerPart = 1 << 16;
+// A part of the loop over blocks must be worth its hand-over to another thread: about a microsecond. Eight
+// parts a thread keep the wait for the last of them short.
+constexpr int64_t kMultiplicationsPerPart = 1 << 15;
+constexpr int64_t kPartsPerThread = 8;
 constexpr int64_t kRowsPerPart = 96;
+constexpr int64_t kFewRows = 3;
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -66,9 +69,9 @@ absl::Status Linear(ConstMatrixView x, const LinearWeight& w, Phase, MatrixView 
   const int64_t rows_per_part = CeilDiv(x.rows, row_parts);
   // Items: the blocks of the first rows, then those of the next rows, ...
   const int64_t per_block = kLinearBlock * w.in_features() * rows_per_part;
-  const int64_t fair = CeilDiv(blocks * row_parts, ThreadsOf(stream).threads() * 4);
+  const int64_t fair = CeilDiv(blocks * row_parts, ThreadsOf(stream).threads() * kPartsPerThread);
   int64_t grain = std::max(fair, CeilDiv(kMultiplicationsPerPart, per_block));
-  if (grain > 2) grain = CeilDiv(grain, 4) * 4;  // a tile holds up to four blocks
+  if (x.rows <= kFewRows && grain > 2) grain = CeilDiv(grain, 4) * 4;  // their tiles hold up to four blocks
   ParallelFor(stream, blocks * row_parts, grain, [&](int64_t begin, int64_t end) {
     while (begin < end) {
       const int64_t first_row = begin / blocks * rows_per_part;

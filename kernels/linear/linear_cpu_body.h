@@ -10,19 +10,21 @@ namespace DFLASH_SIMD_NAMESPACE {
 namespace {
 
 #if defined(__AVX512F__)
-inline constexpr int kMaxRows = 6;    // 6 rows x 2 blocks x 2 vectors = 24 of 32 registers
+inline constexpr int kMaxRows = 12;   // 12 rows x 1 block x 2 vectors = 24 of 32 registers
 inline constexpr int kMaxBlocks = 4;  // few rows: enough independent sums to hide the latency of fma
 inline constexpr int kWideRows = 3;   // up to here kMaxBlocks blocks at once
+inline constexpr int kTallBlocks = 1;
 #elif defined(__AVX2__)
 inline constexpr int kMaxRows = 3;  // 3 rows x 1 block x 4 registers = 12 of 16
 inline constexpr int kMaxBlocks = 2;
 inline constexpr int kWideRows = 1;
+inline constexpr int kTallBlocks = 1;
 #else
 inline constexpr int kMaxRows = 1;
 inline constexpr int kMaxBlocks = 1;
 inline constexpr int kWideRows = 1;
+inline constexpr int kTallBlocks = 1;  // blocks at once for more rows
 #endif
-inline constexpr int kTallBlocks = kMaxBlocks > 1 ? kMaxBlocks / 2 : 1;  // blocks at once for more rows
 
 // With several row tiles k runs in chunks, so that the rows' part of a chunk (outer loop) and the weights of
 // the blocks at hand (for all row tiles) stay in the second-level cache. The sums of a chunk continue those
@@ -49,9 +51,28 @@ DFLASH_SIMD_INLINE int LanesLeft(int64_t columns) {
   return columns >= kLanes ? kLanes : columns > 0 ? static_cast<int>(columns) : 0;
 }
 
+// Weights are fetched this far ahead: the hardware's own prefetching stops at every 4 KiB.
+inline constexpr int64_t kPrefetchBytes = 2048;
+
+// What a tile may touch of y: all of its columns, or the columns that there are (the last block of N).
+template <bool kWhole>
+struct OutputColumns {
+  int64_t left;  // columns from the tile's first to the end
+  DFLASH_SIMD_INLINE F32x16 Get(const float* y, int vector) const {
+    if constexpr (kWhole) return Load(y + vector * kLanes);
+    return LoadPartial(y + vector * kLanes, LanesLeft(left - vector * kLanes));
+  }
+  DFLASH_SIMD_INLINE void Put(float* y, int vector, F32x16 value) const {
+    if constexpr (kWhole) return Store(y + vector * kLanes, value);
+    const int lanes = LanesLeft(left - vector * kLanes);
+    if (lanes > 0) StorePartial(y + vector * kLanes, value, lanes);
+  }
+};
+
 // Adds k in [k_begin, k_end) to the sums of R rows x B blocks; they start at 0 or at what y holds.
-template <typename Weights, int R, int B>
-void Tile(const LinearTask& task, int64_t row, int64_t block, int64_t k_begin, int64_t k_end) {
+template <typename Weights, int R, int B, bool kWhole>
+DFLASH_SIMD_INLINE void TileOfColumns(const LinearTask& task, int64_t row, int64_t block, int64_t k_begin,
+                                      int64_t k_end) {
   const int64_t depth = task.in_features;
   const int64_t step = kLinearBlock * Weights::kBytes;
   F32x16 sum[R][2 * B];
@@ -62,44 +83,49 @@ void Tile(const LinearTask& task, int64_t row, int64_t block, int64_t k_begin, i
     w[b] = static_cast<const char*>(task.packed) + ((block + b) * depth + k_begin) * step;
   }
   const int64_t column = block * kLinearBlock;
-#pragma GCC unroll 8
+  const OutputColumns<kWhole> columns = {task.out_features - column};
+  float* const first_y = task.y + row * task.y_stride + column;
+#pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
     x[r] = task.x + (row + r) * task.x_stride;
-    float* y = task.y + (row + r) * task.y_stride + column;
 #pragma GCC unroll 8
-    for (int v = 0; v < 2 * B; ++v) {
-      sum[r][v] = F32x16::Broadcast(0.0f);
-      if (k_begin > 0) {
-        sum[r][v] = LoadPartial(y + v * kLanes, LanesLeft(task.out_features - column - v * kLanes));
-      }
+    for (int v = 0; v < 2 * B; ++v) sum[r][v] = F32x16::Broadcast(0.0f);
+  }
+  if (k_begin > 0) {
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+      for (int v = 0; v < 2 * B; ++v) sum[r][v] = columns.Get(first_y + r * task.y_stride, v);
     }
   }
   for (int64_t k = k_begin; k < k_end; ++k) {
     F32x16 weight[2 * B];
 #pragma GCC unroll 8
     for (int b = 0; b < B; ++b) {
+      __builtin_prefetch(w[b] + kPrefetchBytes);
       Weights::Load32(w[b], &weight[2 * b], &weight[2 * b + 1]);
       w[b] += step;
     }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
       const F32x16 factor = F32x16::Broadcast(x[r][k]);
 #pragma GCC unroll 8
       for (int v = 0; v < 2 * B; ++v) sum[r][v] = Fma(factor, weight[v], sum[r][v]);
     }
   }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
-    float* y = task.y + (row + r) * task.y_stride + column;
 #pragma GCC unroll 8
-    for (int v = 0; v < 2 * B; ++v) {
-      const int lanes = LanesLeft(task.out_features - column - v * kLanes);
-      if (lanes == kLanes) {
-        Store(y + v * kLanes, sum[r][v]);
-      } else if (lanes > 0) {
-        StorePartial(y + v * kLanes, sum[r][v], lanes);
-      }
-    }
+    for (int v = 0; v < 2 * B; ++v) columns.Put(first_y + r * task.y_stride, v, sum[r][v]);
+  }
+}
+
+template <typename Weights, int R, int B>
+void Tile(const LinearTask& task, int64_t row, int64_t block, int64_t k_begin, int64_t k_end) {
+  if ((block + B) * kLinearBlock <= task.out_features) {
+    TileOfColumns<Weights, R, B, true>(task, row, block, k_begin, k_end);
+  } else {
+    TileOfColumns<Weights, R, B, false>(task, row, block, k_begin, k_end);
   }
 }
 

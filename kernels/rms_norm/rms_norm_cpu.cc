@@ -9,7 +9,9 @@
 namespace dflash::backend {
 namespace {
 
+// What is worth a hand-over to another thread. A group waits once for its sum, root and quotient.
 constexpr int64_t kElementsPerPart = 8192;
+constexpr int64_t kElementsWorthAGroup = 128;
 
 const RmsNormKernels& Kernels() {
   return ForCurrentInstructionSet(kRmsNormScalar, kRmsNormAvx2, kRmsNormAvx512);
@@ -39,7 +41,7 @@ float OffsetOf(NormWeight weight) {
 template <typename Fn>
 void ForEachGroup(const Stream& stream, const ConstMatrixView& x, int64_t dim, const Fn& fn) {
   const int64_t groups = x.cols / dim;
-  ParallelFor(stream, x.rows * groups, std::max<int64_t>(1, kElementsPerPart / dim),
+  ParallelFor(stream, x.rows * groups, std::max<int64_t>(1, kElementsPerPart / (dim + kElementsWorthAGroup)),
               [&](int64_t begin, int64_t end) {
                 for (int64_t i = begin; i < end; ++i) fn(i / groups, i % groups * dim);
               });

@@ -48,8 +48,7 @@ DFLASH_SIMD_INLINE F32x16 InverseRms(const NormGroup& group, const float* x) {
     sums[i] = Fma(value, value, sums[i]);
   }
   const float sum = ReduceAdd((sums[0] + sums[1]) + (sums[2] + sums[3]));
-  const F32x16 mean = F32x16::Broadcast(sum) / F32x16::Broadcast(static_cast<float>(group.dim));
-  return F32x16::Broadcast(1.0f) / Sqrt(mean + F32x16::Broadcast(group.eps));
+  return F32x16::Broadcast(1.0f / __builtin_sqrtf(sum / static_cast<float>(group.dim) + group.eps));
 }
 
 void Norm(const NormGroup& group, const float* x, NormGate gate, const float* z, float* y) {

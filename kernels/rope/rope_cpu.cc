@@ -1,7 +1,9 @@
 #include "kernels/rope/rope_cpu.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <utility>
 #include <vector>
 
 #include "base/check.h"
@@ -13,6 +15,9 @@ namespace dflash::backend {
 namespace {
 
 constexpr int32_t kNoPosition = -1;
+// What is worth a hand-over to another thread.
+constexpr int64_t kAnglesPerPart = 64;
+constexpr int64_t kPairsPerPart = 4096;
 
 std::vector<int32_t> PositionsOfRows(SegmentList segments, int64_t rows) {
   std::vector<int32_t> positions(static_cast<size_t>(rows), kNoPosition);
@@ -28,32 +33,74 @@ std::vector<int32_t> PositionsOfRows(SegmentList segments, int64_t rows) {
   return positions;
 }
 
-}  // namespace
+// Cosines and sines of rows. All layers of a step rotate the same positions, queries and keys, so the last
+// few tables are kept; they depend on nothing but what they are asked for.
+struct Rotations {
+  double theta = 0;
+  int64_t rotary_dim = 0;
+  std::vector<int32_t> positions;     // of the rows
+  std::vector<float> cosines, sines;  // [rows, rotary_dim / 2]
+};
 
-absl::Status ApplyRope(MatrixView x, const RopeShape& shape, SegmentList segments, const Stream& stream) {
-  const RopeKernels& kernels = ForCurrentInstructionSet(kRopeScalar, kRopeAvx2, kRopeAvx512);
-  const int64_t half = shape.rotary_dim / 2;
-  const std::vector<int32_t> positions = PositionsOfRows(segments, x.rows);
+void Compute(Rotations& rotations, const Stream& stream) {
+  const int64_t half = rotations.rotary_dim / 2, rows = static_cast<int64_t>(rotations.positions.size());
   std::vector<float> frequencies(static_cast<size_t>(half));
   for (int64_t j = 0; j < half; ++j) {
     frequencies[static_cast<size_t>(j)] = static_cast<float>(
-        std::pow(shape.theta, -2.0 * static_cast<double>(j) / static_cast<double>(shape.rotary_dim)));
+        std::pow(rotations.theta, -2.0 * static_cast<double>(j) / static_cast<double>(rotations.rotary_dim)));
   }
-  ParallelFor(stream, x.rows, /*grain=*/1, [&](int64_t begin, int64_t end) {
-    std::vector<float> cosines(static_cast<size_t>(half)), sines(static_cast<size_t>(half));
+  rotations.cosines.resize(static_cast<size_t>(rows * half));
+  rotations.sines.resize(rotations.cosines.size());
+  ParallelFor(stream, rows, std::max<int64_t>(1, kAnglesPerPart / half), [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
-      const int32_t position = positions[static_cast<size_t>(row)];
+      const int32_t position = rotations.positions[static_cast<size_t>(row)];
       if (position == kNoPosition) continue;
-      for (size_t j = 0; j < static_cast<size_t>(half); ++j) {
+      float* cosines = rotations.cosines.data() + row * half;
+      float* sines = rotations.sines.data() + row * half;
+      for (int64_t j = 0; j < half; ++j) {
         // In double: float32 libraries differ in the last bit and in how they reduce large angles.
-        const double angle = static_cast<double>(static_cast<float>(position) * frequencies[j]);
+        const auto angle =
+            static_cast<double>(static_cast<float>(position) * frequencies[static_cast<size_t>(j)]);
         cosines[j] = static_cast<float>(std::cos(angle));
         sines[j] = static_cast<float>(std::sin(angle));
       }
-      kernels.rotate(cosines.data(), sines.data(), half, x.cols / shape.head_dim, shape.head_dim,
-                     x.Row<float>(row));
     }
   });
+}
+
+const Rotations& RotationsOf(const RopeShape& shape, std::vector<int32_t> positions, const Stream& stream) {
+  thread_local std::array<Rotations, 4> kept;  // target and drafter, of prompts and of blocks
+  thread_local size_t next = 0;
+  for (const Rotations& rotations : kept) {
+    if (rotations.theta == shape.theta && rotations.rotary_dim == shape.rotary_dim &&
+        rotations.positions == positions) {
+      return rotations;
+    }
+  }
+  Rotations& rotations = kept[next++ % kept.size()];
+  rotations.theta = shape.theta;
+  rotations.rotary_dim = shape.rotary_dim;
+  rotations.positions = std::move(positions);
+  Compute(rotations, stream);
+  return rotations;
+}
+
+}  // namespace
+
+absl::Status ApplyRope(MatrixView x, const RopeShape& shape, SegmentList segments, const Stream& stream) {
+  if (x.rows == 0) return absl::OkStatus();
+  const RopeKernels& kernels = ForCurrentInstructionSet(kRopeScalar, kRopeAvx2, kRopeAvx512);
+  const int64_t half = shape.rotary_dim / 2;
+  const Rotations& rotations = RotationsOf(shape, PositionsOfRows(segments, x.rows), stream);
+  const int64_t heads = x.cols / shape.head_dim;
+  ParallelFor(stream, x.rows, std::max<int64_t>(1, kPairsPerPart / (heads * half)),
+              [&](int64_t begin, int64_t end) {
+                for (int64_t row = begin; row < end; ++row) {
+                  if (rotations.positions[static_cast<size_t>(row)] == kNoPosition) continue;
+                  kernels.rotate(rotations.cosines.data() + row * half, rotations.sines.data() + row * half,
+                                 half, heads, shape.head_dim, x.Row<float>(row));
+                }
+              });
   return absl::OkStatus();
 }
 

@@ -15,14 +15,16 @@ inline void CpuRelax() {
 
 }  // namespace
 
-ThreadPool::ThreadPool(int threads) {
-  for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { WorkerMain(); });
+ThreadPool::ThreadPool(int threads) : shares_(static_cast<size_t>(threads)) {
+  for (size_t i = 1; i < shares_.size(); ++i) workers_.emplace_back([this, i] { WorkerMain(i); });
 }
 
 ThreadPool::~ThreadPool() {
   stop_.store(true);
-  ticket_.fetch_add(uint64_t{1} << (2 * kPartBits));  // a new epoch without parts wakes everybody
-  ticket_.notify_all();
+  for (Share& share : shares_) {
+    share.ticket.fetch_add(uint64_t{1} << (2 * kPartBits));  // a new epoch without parts wakes everybody
+    share.ticket.notify_all();
+  }
   for (std::thread& worker : workers_) worker.join();
 }
 
@@ -40,11 +42,16 @@ void ThreadPool::Run(int64_t items, int64_t grain, Body body, const void* contex
   body_ = body;
   context_ = context;
   parts_done_.store(0, std::memory_order_relaxed);
-  const uint64_t epoch = (ticket_.load(std::memory_order_relaxed) >> (2 * kPartBits)) + 1;
-  ticket_.store(epoch << (2 * kPartBits) | static_cast<uint64_t>(parts) << kPartBits,
-                std::memory_order_release);
-  ticket_.notify_all();
-  TakeParts(epoch & 0xffffff);
+  epoch_ = (epoch_ + 1) & 0xffffff;
+  const auto threads = static_cast<int64_t>(shares_.size());
+  for (int64_t i = threads - 1; i >= 0; --i) {  // the caller's own last: others begin earlier
+    std::atomic<uint64_t>& ticket = shares_[static_cast<size_t>(i)].ticket;
+    const auto next = static_cast<uint64_t>(parts * i / threads);
+    const auto end = static_cast<uint64_t>(parts * (i + 1) / threads);
+    ticket.store(epoch_ << (2 * kPartBits) | end << kPartBits | next, std::memory_order_release);
+    if (i > 0) ticket.notify_one();
+  }
+  TakeParts(epoch_, 0);
   for (int spin = 0; parts_done_.load(std::memory_order_acquire) != parts; ++spin) {
     if (spin < kSpins) {
       CpuRelax();
@@ -54,34 +61,40 @@ void ThreadPool::Run(int64_t items, int64_t grain, Body body, const void* contex
   }
 }
 
-void ThreadPool::TakeParts(uint64_t epoch) {
-  uint64_t ticket = ticket_.load(std::memory_order_acquire);
-  while (true) {
-    const int64_t next = static_cast<int64_t>(ticket) & kMaxParts;
-    const int64_t parts = static_cast<int64_t>(ticket >> kPartBits) & kMaxParts;
-    if (ticket >> (2 * kPartBits) != epoch || next >= parts) return;
-    if (!ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acquire)) continue;
-    // This part is ours, so the loop cannot end and its fields cannot change before it is done.
-    body_(context_, next * grain_, std::min(items_, (next + 1) * grain_));
-    parts_done_.fetch_add(1, std::memory_order_release);
-    ticket = ticket_.load(std::memory_order_acquire);
+void ThreadPool::TakeParts(uint64_t epoch, size_t self) {
+  int64_t done = 0;
+  for (size_t i = 0; i < shares_.size(); ++i) {
+    std::atomic<uint64_t>& share = shares_[(self + i) % shares_.size()].ticket;
+    uint64_t ticket = share.load(std::memory_order_acquire);
+    while (true) {
+      const int64_t next = static_cast<int64_t>(ticket) & kMaxParts;
+      const int64_t end = static_cast<int64_t>(ticket >> kPartBits) & kMaxParts;
+      if (ticket >> (2 * kPartBits) != epoch || next >= end) break;
+      if (!share.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acquire)) continue;
+      // This part is ours, so the loop cannot end and its fields cannot change before it is counted.
+      body_(context_, next * grain_, std::min(items_, (next + 1) * grain_));
+      ++done;
+      ticket = share.load(std::memory_order_acquire);
+    }
   }
+  if (done > 0) parts_done_.fetch_add(done, std::memory_order_release);
 }
 
-void ThreadPool::WorkerMain() {
+void ThreadPool::WorkerMain(size_t self) {
+  std::atomic<uint64_t>& share = shares_[self].ticket;
   uint64_t seen = 0;
   while (!stop_.load()) {
-    uint64_t ticket = ticket_.load(std::memory_order_acquire);
+    uint64_t ticket = share.load(std::memory_order_acquire);
     for (int spin = 0; ticket >> (2 * kPartBits) == seen && spin < kSpins; ++spin) {
       CpuRelax();
-      ticket = ticket_.load(std::memory_order_acquire);
+      ticket = share.load(std::memory_order_acquire);
     }
     if (ticket >> (2 * kPartBits) == seen) {
-      ticket_.wait(ticket, std::memory_order_acquire);  // parts taken by others also wake us: harmless
+      share.wait(ticket, std::memory_order_acquire);  // parts taken by others also wake us: harmless
       continue;
     }
     seen = ticket >> (2 * kPartBits);
-    TakeParts(seen);
+    TakeParts(seen, self);
   }
 }
 

@@ -24,27 +24,33 @@ class ThreadPool {
   int threads() const { return static_cast<int>(workers_.size()) + 1; }
 
   // Calls body on disjoint parts [begin, end) that cover [0, items), each of about `grain` items, and returns
-  // when all are done.
+  // when all are done. The first parts go to the first thread and so on, the same every time unless a thread
+  // is late: what a thread wrote in one loop is in its caches in the next.
   void Run(int64_t items, int64_t grain, Body body, const void* context);
 
  private:
-  // The ticket of the current loop: epoch (24 bits), number of parts (20), next part to take (20). Taking a
-  // part is one compare-and-swap on it, so a worker that wakes late can never take a part of a loop that has
-  // ended.
+  // A thread's share of the current loop: epoch (24 bits), end of its parts (20), next part to take (20).
+  // Taking a part is one compare-and-swap on it, so a thread that wakes late can never take a part of a loop
+  // that has ended. Each has a cache line of its own: as long as nobody has to help out, taking costs little.
+  struct alignas(64) Share {
+    std::atomic<uint64_t> ticket{0};
+  };
   static constexpr int kPartBits = 20;
   static constexpr int64_t kMaxParts = (int64_t{1} << kPartBits) - 1;
 
-  void WorkerMain();
-  void TakeParts(uint64_t epoch);
+  void WorkerMain(size_t self);
+  // Runs parts of that loop, the thread's own ones first, then those that others have not got to.
+  void TakeParts(uint64_t epoch, size_t self);
 
   std::vector<std::thread> workers_;
-  std::atomic<uint64_t> ticket_{0};
-  std::atomic<int64_t> parts_done_{0};
-  std::atomic<bool> stop_{false};
+  std::vector<Share> shares_;  // the caller's, then one per worker
+  uint64_t epoch_ = 0;
   int64_t items_ = 0;
   int64_t grain_ = 1;
   Body body_ = nullptr;
   const void* context_ = nullptr;
+  std::atomic<bool> stop_{false};
+  alignas(64) std::atomic<int64_t> parts_done_{0};
 };
 
 // The pool behind a CPU stream.

@@ -7,19 +7,21 @@
 
 namespace dflash::DFLASH_SIMD_NAMESPACE {
 
-// Columns that one pass over k keeps in registers: with four rows, 16 accumulators of AVX-512 (of 32
-// registers) or 8 of AVX2 (of 16).
+// Rows and columns that one pass over k keeps in registers: 16 accumulators of AVX-512 (of 32 registers) or 8
+// of AVX2 (of 16), enough to hide the latency of fma. Few columns take more rows.
 #if defined(__AVX512F__)
 inline constexpr int kTileVectors = 4;
+inline constexpr int kTileRowsOfOne = 8;  // one vector of columns
 #else
 inline constexpr int kTileVectors = 1;
+inline constexpr int kTileRowsOfOne = 4;
 #endif
 
 template <int kRows, int kVectors>
 DFLASH_SIMD_INLINE void TileProductBlock(const float* a, int64_t a_row, int64_t a_k, const float* b,
                                          int64_t b_row, int64_t depth, float* c, int64_t c_row) {
   F32x16 sum[kRows][kVectors];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) sum[r][v] = Load(c + r * c_row + v * kLanes);
@@ -28,14 +30,14 @@ DFLASH_SIMD_INLINE void TileProductBlock(const float* a, int64_t a_row, int64_t 
     F32x16 column[kVectors];
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) column[v] = Load(b + k * b_row + v * kLanes);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
       const F32x16 factor = F32x16::Broadcast(a[r * a_row + k * a_k]);
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) sum[r][v] = Fma(factor, column[v], sum[r][v]);
     }
   }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) Store(c + r * c_row + v * kLanes, sum[r][v]);
@@ -46,6 +48,12 @@ template <int kVectors>
 DFLASH_SIMD_INLINE void TileProductColumns(const float* a, int64_t a_row, int64_t a_k, const float* b,
                                            int64_t b_row, int64_t rows, int64_t depth, float* c,
                                            int64_t c_row) {
+  if constexpr (kVectors < kTileVectors) {
+    constexpr int kMany = kVectors == 1 ? kTileRowsOfOne : 8;
+    for (; rows >= kMany; rows -= kMany, a += kMany * a_row, c += kMany * c_row) {
+      TileProductBlock<kMany, kVectors>(a, a_row, a_k, b, b_row, depth, c, c_row);
+    }
+  }
   for (; rows >= 4; rows -= 4, a += 4 * a_row, c += 4 * c_row) {
     TileProductBlock<4, kVectors>(a, a_row, a_k, b, b_row, depth, c, c_row);
   }
@@ -63,6 +71,11 @@ static void TileProduct(const float* a, int64_t a_row, int64_t a_k, const float*
   int64_t n = 0;
   for (; n + kTileVectors * kLanes <= cols; n += kTileVectors * kLanes) {
     TileProductColumns<kTileVectors>(a, a_row, a_k, b + n, b_row, rows, depth, c + n, c_row);
+  }
+  if constexpr (kTileVectors > 2) {
+    for (; n + 2 * kLanes <= cols; n += 2 * kLanes) {
+      TileProductColumns<2>(a, a_row, a_k, b + n, b_row, rows, depth, c + n, c_row);
+    }
   }
   for (; n < cols; n += kLanes) {
     TileProductColumns<1>(a, a_row, a_k, b + n, b_row, rows, depth, c + n, c_row);

@@ -1,0 +1,1 @@
+#include "tools/dflash_bench/peak_body.h"
