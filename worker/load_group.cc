@@ -9,9 +9,11 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status.h"
+#include "kernels/device/buffer.h"
 #include "worker/defects/defects.h"
 #include "worker/draft/dflash_drafter.h"
 #include "worker/draft/draft_follower.h"
+#include "worker/memory_plan.h"
 #include "worker/model/checkpoint.h"
 #include "worker/model/draft_config.h"
 #include "worker/model/target_config.h"
@@ -52,6 +54,34 @@ class ProgressLog {
 
 void LogWarnings(const std::vector<std::string>& warnings, const Log& log) {
   for (const std::string& warning : warnings) log("warning: " + warning);
+}
+
+// What this rank is going to allocate.
+absl::StatusOr<MemoryDemand> DemandOf(const GroupOptions& options, const TargetConfig& target_config,
+                                      const TargetCheckpoint& target,
+                                      const std::optional<DraftConfig>& draft_config,
+                                      const std::optional<DraftCheckpoint>& draft, const Group& group,
+                                      int64_t pages) {
+  GroupRank rank;
+  if (options.communicator != nullptr)
+    rank = {.rank = options.communicator->rank(), .size = options.communicator->size()};
+  MemoryDemand demand;
+  DFLASH_ASSIGN_OR_RETURN(demand.target, RankConfig(target_config, rank));
+  demand.target_weight_bytes =
+      WeightBytes(target, SliceTensors(target_config, rank), target_config.tie_word_embeddings);
+  demand.sequences = options.max_sequences;
+  demand.pages = pages;
+  demand.prefill_rows = options.max_prefill_tokens;
+  demand.activation = ActivationDType();
+  if (!draft_config) return demand;
+  demand.taps = draft_config->num_taps();
+  demand.block_rows = group.contract.block_size;
+  const bool sharded = options.draft_placement != DraftPlacement::kRankZero;
+  if (rank.rank > 0 && !sharded) return demand;
+  const GroupRank draft_rank = sharded ? rank : GroupRank{};
+  DFLASH_ASSIGN_OR_RETURN(demand.drafter, RankConfig(*draft_config, draft_rank));
+  demand.drafter_weight_bytes = WeightBytes(*draft, SliceTensors(*draft_config, draft_rank), false);
+  return demand;
 }
 
 }  // namespace
@@ -125,6 +155,11 @@ absl::StatusOr<Group> LoadGroup(const GroupOptions& options, const Log& log) {
   DFLASH_ASSIGN_OR_RETURN(Stream stream,
                           Stream::Create({.threads = options.threads, .device = options.device}));
   group.stream = std::make_unique<Stream>(std::move(stream));
+  DFLASH_ASSIGN_OR_RETURN(const MemoryDemand demand,
+                          DemandOf(options, target_config, target, draft_config, draft, group, pages));
+  for (const std::string& line : PlanMemory(demand).Lines()) log(line);
+  DFLASH_ASSIGN_OR_RETURN(const int64_t free_bytes, FreeDeviceBytes(*group.stream));
+  DFLASH_RETURN_IF_ERROR(CheckFits(demand, free_bytes));
   DFLASH_ASSIGN_OR_RETURN(SequenceTable table, SequenceTable::Create({.slots = options.max_sequences,
                                                                       .pages = pages,
                                                                       .max_tokens = group.max_context_tokens},

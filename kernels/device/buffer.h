@@ -62,6 +62,12 @@ absl::Status CopyToHost(void* host, const void* device, int64_t bytes, const Str
 absl::Status CopyRows(ConstMatrixView from, MatrixView to, const Stream& stream);
 absl::Status ZeroFill(void* device, int64_t bytes, const Stream& stream);
 
+// Bytes in all Buffers of this process, over all devices.
+int64_t AllocatedDeviceBytes();
+// Bytes that Allocate may still get from the stream's device. The CPU backend does not know: zeroed memory
+// takes no room until it is used; it answers INT64_MAX.
+absl::StatusOr<int64_t> FreeDeviceBytes(const Stream& stream);
+
 // The element type of activations, key/value pages and conv inputs in this backend: F32 on the CPU, BF16 on
 // CUDA.
 DType ActivationDType();

@@ -1,3 +1,4 @@
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 
@@ -6,6 +7,11 @@
 #include "kernels/device/buffer.h"
 
 namespace dflash {
+namespace {
+
+std::atomic<int64_t> allocated_bytes{0};
+
+}  // namespace
 
 absl::StatusOr<Buffer> Buffer::Allocate(int64_t bytes, const Stream&) {
   if (bytes < 0) return absl::InvalidArgumentError(absl::StrCat("cannot allocate ", bytes, " bytes"));
@@ -19,11 +25,13 @@ absl::StatusOr<Buffer> Buffer::Allocate(int64_t bytes, const Stream&) {
   const size_t shift = kAlignment - reinterpret_cast<uintptr_t>(raw) % kAlignment;
   char* aligned = raw + shift;
   std::memcpy(aligned - sizeof(shift), &shift, sizeof(shift));
+  allocated_bytes += bytes;
   return Buffer(aligned, bytes);
 }
 
 Buffer::~Buffer() {
   if (data_ == nullptr) return;
+  allocated_bytes -= bytes_;
   size_t shift = 0;
   std::memcpy(&shift, static_cast<char*>(data_) - sizeof(shift), sizeof(shift));
   std::free(static_cast<char*>(data_) - shift);
@@ -58,6 +66,10 @@ absl::Status ZeroFill(void* device, int64_t bytes, const Stream&) {
   if (bytes > 0) std::memset(device, 0, static_cast<size_t>(bytes));
   return absl::OkStatus();
 }
+
+int64_t AllocatedDeviceBytes() { return allocated_bytes; }
+
+absl::StatusOr<int64_t> FreeDeviceBytes(const Stream&) { return INT64_MAX; }
 
 DType ActivationDType() { return DType::kF32; }
 

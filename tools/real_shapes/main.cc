@@ -50,6 +50,9 @@ struct Flags {
   int64_t threads = 0;
   std::string checksums;
   bool load_only = false;
+  bool memory = false;
+  int64_t max_sequences = 8;
+  int64_t cache_tokens = 100000;
 };
 
 // A file that is written in pieces, in any order.
@@ -318,6 +321,27 @@ absl::Status LoadOnly(const Flags& flags) {
   return absl::OkStatus();
 }
 
+// Loads target and drafter as dflash-worker does and tells what that takes of the device's memory.
+absl::Status ShowMemory(const Flags& flags) {
+  DFLASH_ASSIGN_OR_RETURN(const Stream stream, Stream::Create({.threads = static_cast<int>(flags.threads)}));
+  DFLASH_ASSIGN_OR_RETURN(const int64_t free_before, FreeDeviceBytes(stream));
+  GroupOptions options;
+  options.model = flags.model;
+  options.draft_model = flags.draft_model;
+  options.random_weights = static_cast<uint64_t>(flags.seed);
+  options.max_sequences = flags.max_sequences;
+  options.cache_tokens = flags.cache_tokens;
+  DFLASH_ASSIGN_OR_RETURN(const Group group, LoadGroup(options, [](const std::string& line) {
+                            if (line.find("%") == std::string::npos) std::printf("%s\n", line.c_str());
+                          }));
+  DFLASH_RETURN_IF_ERROR(group.stream->Synchronize());
+  DFLASH_ASSIGN_OR_RETURN(const int64_t free_after, FreeDeviceBytes(stream));
+  std::printf("allocated: %.3f GB; free before: %.3f GB, after: %.3f GB, taken: %.3f GB\n",
+              static_cast<double>(AllocatedDeviceBytes()) / 1e9, static_cast<double>(free_before) / 1e9,
+              static_cast<double>(free_after) / 1e9, static_cast<double>(free_before - free_after) / 1e9);
+  return absl::OkStatus();
+}
+
 absl::Status Main(int argc, char** argv) {
   Flags flags;
   FlagParser parser("real-shapes",
@@ -335,12 +359,17 @@ absl::Status Main(int argc, char** argv) {
               &flags.checksums);
   parser.Switch("load-only", "only load the weights of --model, three times, and print the rate",
                 &flags.load_only);
+  parser.Switch("memory", "only load both models and print what they take of the device's memory",
+                &flags.memory);
+  parser.Integer("max-sequences", "N", "with --memory", 1, 1024, &flags.max_sequences);
+  parser.Integer("cache-tokens", "N", "with --memory", 1, int64_t{1} << 40, &flags.cache_tokens);
   FlagParser::Outcome outcome = FlagParser::Outcome::kRun;
   DFLASH_RETURN_IF_ERROR(parser.Parse(argc, argv, &outcome));
   if (outcome != FlagParser::Outcome::kRun) {
     std::fputs(parser.Help().c_str(), stdout);
     return absl::OkStatus();
   }
+  if (flags.memory) return ShowMemory(flags);
   if (flags.load_only) return LoadOnly(flags);
   if (!flags.checksums.empty()) return WriteChecksums(flags);
   DFLASH_ASSIGN_OR_RETURN(const std::vector<int64_t> forced, ParseList(flags.prefills));

@@ -1,0 +1,141 @@
+#include "worker/memory_plan.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "kernels/attention/attention.h"
+#include "kernels/gated_delta_net/gated_delta_net.h"
+
+namespace dflash {
+namespace {
+
+constexpr int64_t kFloat = sizeof(float);
+
+std::string Gigabytes(int64_t bytes) { return absl::StrFormat("%.3f GB", static_cast<double>(bytes) / 1e9); }
+
+int64_t PageBytes(int64_t kv_heads, int64_t head_dim, DType activation) {
+  return 2 * kPageTokens * kv_heads * head_dim * SizeOf(activation);
+}
+
+}  // namespace
+
+int64_t WeightBytes(const Checkpoint& checkpoint, const TensorSlices& slices, bool tied_embeddings) {
+  int64_t bytes = 0;
+  for (const auto& [name, tensor] : checkpoint.tensors()) {
+    const TensorSlice& slice = slices.find(name)->second;
+    const int64_t size = slice.rows() * slice.cols() * SizeOf(tensor.dtype);
+    bytes += size;
+    if (tied_embeddings && name == "embed_tokens.weight") bytes += size;
+  }
+  return bytes;
+}
+
+int64_t MemoryPlan::total() const {
+  int64_t total = 0;
+  for (const MemoryPool& pool : pools) total += pool.bytes;
+  return total;
+}
+
+std::vector<std::string> MemoryPlan::Lines() const {
+  std::vector<std::string> lines;
+  for (const MemoryPool& pool : pools)
+    lines.push_back(absl::StrFormat("memory: %10s  %s", Gigabytes(pool.bytes), pool.name));
+  lines.push_back(absl::StrFormat("memory: %10s  in all", Gigabytes(total())));
+  return lines;
+}
+
+MemoryPlan PlanMemory(const MemoryDemand& demand) {
+  const TargetConfig& target = demand.target;
+  const int64_t act = SizeOf(demand.activation);
+  const auto full_layers = static_cast<int64_t>(
+      std::count(target.layers.begin(), target.layers.end(), TargetLayerKind::kFullAttention));
+  const int64_t linear_layers = target.num_layers() - full_layers;
+  const GatedDeltaNetShape gdn = {.key_heads = target.linear_key_heads,
+                                  .value_heads = target.linear_value_heads,
+                                  .key_dim = target.linear_key_head_dim,
+                                  .value_dim = target.linear_value_head_dim};
+  const int64_t query_cols = target.num_attention_heads * target.head_dim;
+  const int64_t kv_cols = target.num_key_value_heads * target.head_dim;
+  const int64_t full_cols = 2 * query_cols + 2 * kv_cols;
+  const int64_t linear_cols = gdn.QkvCols() + target.linear_value_size() + 2 * target.linear_value_heads;
+
+  MemoryPlan plan;
+  plan.pools.push_back({"target weights", demand.target_weight_bytes});
+  plan.pools.push_back({absl::StrCat("target keys and values: ", demand.pages * kPageTokens, " tokens"),
+                        demand.pages * full_layers *
+                            PageBytes(target.num_key_value_heads, target.head_dim, demand.activation)});
+  plan.pools.push_back({absl::StrCat("recurrent states: ", demand.sequences, " sequences"),
+                        demand.sequences * linear_layers * gdn.StateFloats() * kFloat});
+  plan.pools.push_back({"delta records", demand.sequences * linear_layers * 2 * demand.block_rows *
+                                             gdn.RecordFloats() * kFloat});
+  plan.pools.push_back({"convolution states",
+                        demand.sequences * linear_layers * (target.conv_kernel - 1) * gdn.QkvCols() * act});
+  // Scratch, as Target::Load has it.
+  const int64_t verify_rows = demand.sequences * demand.block_rows;
+  const int64_t rows = std::max(demand.prefill_rows, verify_rows);
+  const int64_t logits_rows = verify_rows + demand.sequences;
+  plan.pools.push_back(
+      {"target scratch",
+       act * (verify_rows * (full_layers * full_cols + linear_layers * linear_cols) +
+              demand.prefill_rows * std::max(full_cols, linear_cols) +
+              rows * (3 * target.hidden_size + std::max(query_cols, target.linear_value_size()) +
+                      gdn.QkvCols() + 3 * target.intermediate_size) +
+              logits_rows * target.hidden_size +
+              (demand.prefill_rows + verify_rows) * demand.taps * target.hidden_size) +
+           logits_rows * target.vocab_size * kFloat});
+  if (!demand.drafter) return plan;
+
+  const DraftConfig& drafter = *demand.drafter;
+  const int64_t draft_kv_cols = drafter.num_key_value_heads * drafter.head_dim;
+  plan.pools.push_back({"drafter weights", demand.drafter_weight_bytes});
+  plan.pools.push_back({"drafter keys and values",
+                        demand.pages * drafter.num_layers() *
+                            PageBytes(drafter.num_key_value_heads, drafter.head_dim, demand.activation)});
+  plan.pools.push_back(
+      {"drafter scratch",
+       act * (demand.prefill_rows * (2 * drafter.hidden_size + 2 * draft_kv_cols) +
+              verify_rows * (4 * drafter.hidden_size + 2 * drafter.num_attention_heads * drafter.head_dim +
+                             2 * draft_kv_cols + 3 * drafter.intermediate_size)) +
+           verify_rows * target.vocab_size * kFloat});
+  return plan;
+}
+
+absl::Status CheckFits(const MemoryDemand& demand, int64_t free_bytes) {
+  const auto fits = [&](const MemoryDemand& other) {
+    return PlanMemory(other).total() <= free_bytes - kMemoryReserve;
+  };
+  if (fits(demand)) return absl::OkStatus();
+  std::string text = absl::StrCat(
+      "the device's memory is too small: ", Gigabytes(PlanMemory(demand).total() + kMemoryReserve),
+      " are needed for ", demand.sequences, " sequences and a cache of ", demand.pages * kPageTokens,
+      " tokens, ", Gigabytes(free_bytes), " are free");
+  const auto largest = [&](int64_t MemoryDemand::*field) {
+    MemoryDemand smaller = demand;
+    int64_t low = 0, high = demand.*field;  // low fits or is 0, high does not fit
+    while (high - low > 1) {
+      smaller.*field = low + (high - low) / 2;
+      (fits(smaller) ? low : high) = smaller.*field;
+    }
+    return low;
+  };
+  const int64_t pages = largest(&MemoryDemand::pages);
+  const int64_t sequences = largest(&MemoryDemand::sequences);
+  if (pages > 0) {
+    absl::StrAppend(&text, "; a cache of ", pages * kPageTokens, " tokens would fit (--cache-tokens ",
+                    pages * kPageTokens, ")");
+  }
+  if (sequences > 0)
+    absl::StrAppend(&text, "; ", sequences, " sequences would fit (--max-sequences ", sequences, ")");
+  if (pages == 0 && sequences == 0) {
+    MemoryDemand least = demand;
+    least.pages = 1;
+    least.sequences = 1;
+    absl::StrAppend(&text, "; one sequence and ", kPageTokens, " tokens need ",
+                    Gigabytes(PlanMemory(least).total() + kMemoryReserve), ", of which the weights are ",
+                    Gigabytes(demand.target_weight_bytes + demand.drafter_weight_bytes));
+  }
+  return absl::ResourceExhaustedError(text);
+}
+
+}  // namespace dflash

@@ -1,0 +1,100 @@
+#include "worker/memory_plan.h"
+
+#include <cmath>
+#include <string>
+
+#include "gtest/gtest.h"
+#include "kernels/device/buffer.h"
+#include "worker/load_group.h"
+
+namespace dflash {
+namespace {
+
+const std::string kSource = DFLASHD_SOURCE_DIR;
+
+// Qwen3.6-27B and its drafter on one GPU.
+MemoryDemand Real(int64_t sequences, int64_t cache_tokens) {
+  MemoryDemand demand;
+  demand.target = *TargetConfig::Load(kSource + "/tests/shapes/qwen3_6_27b");
+  demand.drafter = *DraftConfig::Load(kSource + "/tests/shapes/qwen3_6_27b_dflash");
+  demand.target_weight_bytes = 2 * int64_t{26895998464};
+  demand.drafter_weight_bytes = 2 * int64_t{1730213120};
+  demand.taps = 5;
+  demand.sequences = sequences;
+  demand.pages = (cache_tokens + 63) / 64;
+  demand.block_rows = 16;
+  return demand;
+}
+
+int64_t BytesOf(const MemoryPlan& plan, const std::string& begin) {
+  for (const MemoryPool& pool : plan.pools) {
+    if (pool.name.starts_with(begin)) return pool.bytes;
+  }
+  ADD_FAILURE() << begin;
+  return 0;
+}
+
+// By hand, from the shapes (docs/spec/qwen3_5.md, docs/spec/dflash.md).
+TEST(MemoryPlanTest, PoolsOfThe27B) {
+  const MemoryPlan plan = PlanMemory(Real(3, 100000));
+  const int64_t tokens = 1563 * 64;
+  EXPECT_EQ(BytesOf(plan, "target keys and values"), 65536 * tokens);
+  EXPECT_EQ(BytesOf(plan, "drafter keys and values"), 20480 * tokens);
+  EXPECT_EQ(BytesOf(plan, "recurrent states"), 3 * int64_t{150994944});  // one state per sequence
+  EXPECT_EQ(BytesOf(plan, "convolution states"), 3 * int64_t{2949120});
+  EXPECT_EQ(BytesOf(plan, "delta records") % (3 * 48 * 2 * 16 * 4), 0);
+  EXPECT_LE(BytesOf(plan, "delta records"), 3 * 48 * 2 * 16 * 4 * int64_t{48 * 257});
+}
+
+TEST(MemoryPlanTest, The27BWithAHundredThousandTokensNeedsLessThan75GB) {
+  EXPECT_LT(PlanMemory(Real(8, 100000)).total() + kMemoryReserve, int64_t{75} * 1000 * 1000 * 1000);
+}
+
+TEST(MemoryPlanTest, SaysWhatWouldFit) {
+  const MemoryDemand demand = Real(8, 500000);
+  const int64_t needed = PlanMemory(demand).total() + kMemoryReserve;
+  EXPECT_TRUE(CheckFits(demand, needed).ok());
+  const absl::Status status = CheckFits(demand, needed - 1);
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  // One page less, or one sequence less, and it fits.
+  EXPECT_NE(status.message().find("--cache-tokens 499968)"), std::string::npos) << status;
+  EXPECT_NE(status.message().find("--max-sequences 7)"), std::string::npos) << status;
+
+  const absl::Status small = CheckFits(demand, int64_t{70} * 1000 * 1000 * 1000);
+  EXPECT_NE(small.message().find("--cache-tokens"), std::string::npos) << small;
+  EXPECT_EQ(small.message().find("--max-sequences"), std::string::npos)
+      << small;  // not even one, with this cache
+
+  const absl::Status hopeless = CheckFits(demand, int64_t{40} * 1000 * 1000 * 1000);
+  EXPECT_EQ(hopeless.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(hopeless.message().find("--"), std::string::npos) << hopeless;
+  EXPECT_NE(hopeless.message().find("the weights are 57.252 GB"), std::string::npos) << hopeless;
+}
+
+// What the plan says is what is allocated.
+TEST(MemoryPlanTest, AgreesWithWhatIsAllocated) {
+  for (const bool with_drafter : {true, false}) {
+    for (const int64_t sequences : {1, 5}) {
+      SCOPED_TRACE(testing::Message() << with_drafter << " " << sequences);
+      GroupOptions options;
+      options.model = kSource + "/models/tiny-qwen3.6";
+      if (with_drafter) options.draft_model = kSource + "/models/tiny-qwen3.6-dflash";
+      options.max_sequences = sequences;
+      options.cache_tokens = 10000;
+      options.max_prefill_tokens = 256;
+      double planned = 0;
+      const int64_t before = AllocatedDeviceBytes();
+      const auto group = LoadGroup(options, [&](const std::string& line) {
+        const size_t end = line.find("  in all");
+        if (line.starts_with("memory: ") && end != std::string::npos) planned = std::stod(line.substr(8));
+      });
+      ASSERT_TRUE(group.ok()) << group.status();
+      const double allocated = static_cast<double>(AllocatedDeviceBytes() - before) / 1e9;
+      EXPECT_NEAR(planned, allocated, 0.02 * allocated + 0.0005);  // the line has three decimals
+      EXPECT_GT(allocated, 0.03);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace dflash
