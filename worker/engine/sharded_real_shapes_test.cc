@@ -24,7 +24,7 @@ using testing::TinyPairOptions;
 constexpr int64_t kPrompt = 200, kRows = 16, kCommitted = 7;
 // Partial sums are rounded to bf16 on every rank before they are added: about sqrt(16 sums) * 2^-9 of the
 // residual.
-constexpr double kTolerance = 0.03;
+constexpr double kTolerance = 0.04;  // measured on an H200: 0.027
 
 // What the ranks compute, logits put together over the vocabulary.
 struct Result {

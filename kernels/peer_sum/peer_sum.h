@@ -1,0 +1,43 @@
+// The sum of a row-parallel product over the ranks of a group, fused with what follows it: one step through
+// memory that every rank can read, instead of a collective call and a norm. For few rows, where a call costs
+// more than its bytes.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "base/matrix_view.h"
+#include "kernels/device/stream.h"
+#include "kernels/rms_norm/rms_norm.h"
+
+namespace dflash {
+
+// The exchange areas of a group as one rank reaches them. A rank writes its own area only. Each is zeroed at
+// first and then belongs to this operation: per row a counter, and two places for the row that are used in
+// turn, so a rank may write again while the slowest one still reads.
+struct PeerAreas {
+  static constexpr int kMaxRanks = 8;
+  int rank = 0;
+  int size = 1;
+  void* area[kMaxRanks] = {};  // of every rank, aligned to 256: device memory, the others' mapped here
+  int64_t max_rows = 0;
+  int64_t cols = 0;
+
+  // Of one area.
+  static int64_t Bytes(int64_t max_rows, int64_t cols);
+};
+
+// residual += sum over the ranks of product, y = norm(residual) as AddRmsNorm: the same bits as an all-reduce
+// of product (in the order of ranks, in float32, rounded once to the activation dtype) and then AddRmsNorm.
+// Every rank calls it with the same shapes, at most areas.max_rows rows, one call after the other. product,
+// residual, y: activation dtype [T, cols], unchanged product; w: bf16 or f32 [1, cols]. May be captured.
+// Waits on the device for the other ranks' rows; when one does not come within `timeout`, *late (int32,
+// device memory, 0 before) becomes 1 + its rank and the results mean nothing. Blocks of all rows wait at
+// once, so all ranks' must fit on the device where ranks share it. Errors: InvalidArgument when shapes
+// disagree.
+absl::Status PeerSumAddRmsNorm(const PeerAreas& areas, ConstMatrixView product, MatrixView residual,
+                               ConstMatrixView w, NormWeight weight, float eps, MatrixView y,
+                               absl::Duration timeout, int32_t* late, const Stream& stream);
+
+}  // namespace dflash
