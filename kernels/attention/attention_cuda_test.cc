@@ -10,10 +10,10 @@
 
 #include "gtest/gtest.h"
 #include "kernels/attention/attention.h"
-#include "kernels/attention/attention_splits_cuda.h"
 #include "kernels/attention/attention_ref.h"
+#include "kernels/attention/attention_splits_cuda.h"
 #include "kernels/device/buffer.h"
-#include "kernels/device/cuda/graph.h"
+#include "kernels/device/graph.h"
 #include "kernels/testing/compare.h"
 #include "kernels/testing/device_matrix.h"
 #include "kernels/testing/host_matrix.h"

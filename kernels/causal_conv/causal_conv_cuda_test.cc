@@ -6,7 +6,7 @@
 #include "gtest/gtest.h"
 #include "kernels/causal_conv/causal_conv.h"
 #include "kernels/causal_conv/causal_conv_ref.h"
-#include "kernels/device/cuda/graph.h"
+#include "kernels/device/graph.h"
 #include "kernels/testing/compare.h"
 #include "kernels/testing/device_matrix.h"
 #include "kernels/testing/host_matrix.h"

@@ -5,7 +5,11 @@
 #include "gtest/gtest.h"
 #include "kernels/device/buffer.h"
 #include "kernels/device/cpu/thread_pool.h"
+#include "kernels/device/event.h"
+#include "kernels/device/graph.h"
+#include "kernels/device/pinned_buffer.h"
 #include "kernels/device/stream.h"
+#include "kernels/device/timestamp.h"
 
 namespace dflash {
 namespace {
@@ -51,6 +55,50 @@ TEST(MatrixTest, RefusesShapesThatOverflow) {
   auto matrix = Matrix::Allocate(3, 5, DType::kF32, *stream);
   ASSERT_TRUE(matrix.ok());
   EXPECT_EQ(matrix->Rows(2).rows, 2);
+}
+
+// The stand-ins of what a GPU needs: the same calls, run at once.
+TEST(GraphTest, RunsItsBodyAtEveryLaunch) {
+  auto stream = Stream::Create({.threads = 1});
+  ASSERT_TRUE(stream.ok());
+  int runs = 0;
+  auto graph = Graph::Capture(*stream, [&] {
+    ++runs;
+    return runs < 3 ? absl::OkStatus() : absl::InternalError("third");
+  });
+  ASSERT_TRUE(graph.ok());
+  EXPECT_EQ(runs, 0);
+  EXPECT_TRUE(graph->Launch(*stream).ok());
+  EXPECT_TRUE(graph->Launch(*stream).ok());
+  EXPECT_EQ(graph->Launch(*stream).message(), "third");
+  EXPECT_EQ(runs, 3);
+}
+
+TEST(PinnedBufferTest, TakesWhatTheDeviceHolds) {
+  auto stream = Stream::Create({.threads = 1});
+  ASSERT_TRUE(stream.ok());
+  auto pinned = PinnedBuffer::Allocate(8, *stream);
+  ASSERT_TRUE(pinned.ok());
+  const int64_t value = 123;
+  EXPECT_EQ(*pinned->As<int64_t>(), 0);
+  ASSERT_TRUE(CopyToPinned(*pinned, &value, 8, *stream).ok());
+  EXPECT_EQ(*pinned->As<int64_t>(), 123);
+  EXPECT_FALSE(CopyToPinned(*pinned, &value, 9, *stream).ok());
+  EXPECT_FALSE(PinnedBuffer::Allocate(-1, *stream).ok());
+}
+
+TEST(EventTest, TimeGoesForward) {
+  auto stream = Stream::Create({.threads = 1});
+  ASSERT_TRUE(stream.ok());
+  auto first = Event::Create(Event::Timing::kOn, *stream),
+       second = Event::Create(Event::Timing::kOn, *stream);
+  ASSERT_TRUE(first.ok() && second.ok());
+  int64_t times[2] = {};
+  ASSERT_TRUE(first->Record(*stream).ok() && RecordTime(&times[0], *stream).ok());
+  ASSERT_TRUE(RecordTime(&times[1], *stream).ok() && second->Record(*stream).ok());
+  EXPECT_TRUE(second->IsReached().value() && second->Synchronize().ok());
+  EXPECT_GE(Event::MillisecondsBetween(*first, *second).value(), 0.0f);
+  EXPECT_GE(times[1], times[0]);
 }
 
 }  // namespace

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kernels/device/cuda/graph.h"
+#include "kernels/device/graph.h"
 #include "kernels/gated_delta_net/gated_delta_net.h"
 #include "kernels/gated_delta_net/gated_delta_net_ref.h"
 #include "kernels/testing/compare.h"

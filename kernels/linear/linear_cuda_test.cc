@@ -9,8 +9,8 @@
 
 #include "gtest/gtest.h"
 #include "kernels/device/cuda/cuda_status.h"
-#include "kernels/device/cuda/graph.h"
 #include "kernels/device/cuda/stream_cuda.h"
+#include "kernels/device/graph.h"
 #include "kernels/linear/linear.h"
 #include "kernels/linear/linear_cuda.h"
 #include "kernels/linear/linear_ref.h"

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kernels/device/cuda/graph.h"
+#include "kernels/device/graph.h"
 #include "kernels/sampling/sampling.h"
 #include "kernels/sampling/sampling_ref.h"
 #include "kernels/testing/device_matrix.h"

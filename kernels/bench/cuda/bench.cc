@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/device/cuda/event.h"
-#include "kernels/device/cuda/graph.h"
+#include "kernels/device/event.h"
+#include "kernels/device/graph.h"
 
 namespace dflash::bench {
 

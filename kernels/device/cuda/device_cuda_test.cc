@@ -7,10 +7,11 @@
 #include "gtest/gtest.h"
 #include "kernels/device/buffer.h"
 #include "kernels/device/cuda/cuda_status.h"
-#include "kernels/device/cuda/event.h"
-#include "kernels/device/cuda/graph.h"
-#include "kernels/device/cuda/pinned_buffer.h"
+#include "kernels/device/event.h"
+#include "kernels/device/graph.h"
+#include "kernels/device/pinned_buffer.h"
 #include "kernels/device/stream.h"
+#include "kernels/device/timestamp.h"
 #include "kernels/testing/compare.h"
 #include "kernels/testing/device_matrix.h"
 #include "kernels/testing/host_matrix.h"
@@ -120,6 +121,25 @@ TEST_F(DeviceCudaTest, GraphsReplayWithWhatMemoryHoldsThen) {
   EXPECT_TRUE(ZeroFill(to->view().data, 4, stream_).ok())
       << "the stream must be usable after a failed capture";
   EXPECT_TRUE(stream_.Synchronize().ok());
+}
+
+TEST_F(DeviceCudaTest, TimestampsOfACapturedGraphMeasureItsWork) {
+  constexpr int64_t kBytes = int64_t{256} << 20;
+  auto memory = Buffer::Allocate(kBytes, stream_), times = Buffer::Allocate(16, stream_);
+  ASSERT_TRUE(memory.ok() && times.ok());
+  auto graph = Graph::Capture(stream_, [&] {
+    absl::Status status = RecordTime(times->As<int64_t>(), stream_);
+    if (status.ok()) status = ZeroFill(memory->data(), kBytes, stream_);
+    return status.ok() ? RecordTime(times->As<int64_t>() + 1, stream_) : status;
+  });
+  ASSERT_TRUE(graph.ok()) << graph.status();
+  for (int launch = 0; launch < 2; ++launch) {
+    ASSERT_TRUE(graph->Launch(stream_).ok());
+    int64_t host[2];
+    ASSERT_TRUE(CopyToHost(host, times->data(), 16, stream_).ok());
+    EXPECT_GT(host[1] - host[0], 20'000) << "no GPU writes 256 MiB in 20 microseconds";
+    EXPECT_LT(host[1] - host[0], 1'000'000'000);
+  }
 }
 
 }  // namespace

@@ -1,5 +1,3 @@
-#include "kernels/device/cuda/pinned_buffer.h"
-
 #include <cuda_runtime_api.h>
 
 #include <cstring>
@@ -8,6 +6,7 @@
 #include "base/status.h"
 #include "kernels/device/cuda/cuda_status.h"
 #include "kernels/device/cuda/stream_cuda.h"
+#include "kernels/device/pinned_buffer.h"
 
 namespace dflash {
 

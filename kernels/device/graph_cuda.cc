@@ -1,12 +1,31 @@
-#include "kernels/device/cuda/graph.h"
+#include <cuda_runtime_api.h>
+
+#include <utility>
 
 #include "base/status.h"
 #include "kernels/device/cuda/cuda_status.h"
 #include "kernels/device/cuda/stream_cuda.h"
+#include "kernels/device/graph.h"
 
 namespace dflash {
 
-absl::StatusOr<Graph> Graph::Capture(const Stream& stream, const std::function<absl::Status()>& body) {
+struct Graph::Impl {
+  cudaGraphExec_t raw = nullptr;
+
+  Impl() = default;
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+  ~Impl() {
+    if (raw != nullptr) (void)cudaGraphExecDestroy(raw);  // nowhere to report to
+  }
+};
+
+Graph::Graph(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Graph::Graph(Graph&&) noexcept = default;
+Graph& Graph::operator=(Graph&&) noexcept = default;
+Graph::~Graph() = default;
+
+absl::StatusOr<Graph> Graph::Capture(const Stream& stream, std::function<absl::Status()> body) {
   const CudaContext& context = CudaOf(stream);
   DFLASH_RETURN_IF_ERROR(CudaStatus(cudaSetDevice(context.device), "cudaSetDevice"));
   DFLASH_RETURN_IF_ERROR(CudaStatus(cudaStreamBeginCapture(context.stream, cudaStreamCaptureModeThreadLocal),
@@ -19,21 +38,18 @@ absl::StatusOr<Graph> Graph::Capture(const Stream& stream, const std::function<a
     DFLASH_RETURN_IF_ERROR(captured);
     return CudaStatus(ended, "cudaStreamEndCapture");
   }
-  cudaGraphExec_t raw = nullptr;
-  const cudaError_t instantiated = cudaGraphInstantiate(&raw, graph, 0);
+  auto impl = std::make_unique<Impl>();
+  const cudaError_t instantiated = cudaGraphInstantiate(&impl->raw, graph, 0);
   (void)cudaGraphDestroy(graph);
   DFLASH_RETURN_IF_ERROR(CudaStatus(instantiated, "cudaGraphInstantiate"));
-  Graph result(raw);
-  DFLASH_RETURN_IF_ERROR(CudaStatus(cudaGraphUpload(raw, context.stream), "cudaGraphUpload"));
-  return result;
+  DFLASH_RETURN_IF_ERROR(CudaStatus(cudaGraphUpload(impl->raw, context.stream), "cudaGraphUpload"));
+  return Graph(std::move(impl));
 }
 
-Graph::~Graph() {
-  if (raw_ != nullptr) (void)cudaGraphExecDestroy(raw_);  // nowhere to report to
-}
+bool Graph::IsCaptureCostly() { return true; }
 
 absl::Status Graph::Launch(const Stream& stream) const {
-  return CudaStatus(cudaGraphLaunch(raw_, CudaOf(stream).stream), "cudaGraphLaunch");
+  return CudaStatus(cudaGraphLaunch(impl_->raw, CudaOf(stream).stream), "cudaGraphLaunch");
 }
 
 }  // namespace dflash
