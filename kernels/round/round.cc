@@ -15,9 +15,9 @@ absl::Status Check(const char* operation, DecodeStates states, int64_t count, co
       absl::StrCat(operation, ": ", count, " sequences of ", states.slots, " slots"));
 }
 
-absl::Status CheckLengths(const char* operation, const SlotLengths& lengths) {
-  if (lengths.slots >= 1 && lengths.target_kv != nullptr && lengths.gdn_folded != nullptr &&
-      lengths.gdn_pending != nullptr && lengths.pending_buffer != nullptr &&
+absl::Status CheckLengths(const char* operation, const int32_t* row_counts, const SlotLengths& lengths) {
+  if (row_counts != nullptr && lengths.slots >= 1 && lengths.target_kv != nullptr &&
+      lengths.gdn_folded != nullptr && lengths.gdn_pending != nullptr && lengths.pending_buffer != nullptr &&
       lengths.draft_context_end != nullptr) {
     return absl::OkStatus();
   }
@@ -58,18 +58,18 @@ absl::Status AcceptRows(RoundEntries entries, const VerifyArrays& rows, const in
   return backend::AcceptRows(entries, rows, sampled, states, row_counts, results, stream);
 }
 
-absl::Status AdvanceTargetLengths(Phase phase, SegmentList segments, const int32_t* row_counts,
-                                  const SlotLengths& lengths, const Stream& stream) {
+absl::Status AdvanceTargetLengths(SegmentList segments, const int32_t* row_counts, const SlotLengths& lengths,
+                                  const Stream& stream) {
   DFLASH_RETURN_IF_ERROR(CheckSegmentList("AdvanceTargetLengths", segments));
-  DFLASH_RETURN_IF_ERROR(CheckLengths("AdvanceTargetLengths", lengths));
+  DFLASH_RETURN_IF_ERROR(CheckLengths("AdvanceTargetLengths", row_counts, lengths));
   if (segments.count == 0) return absl::OkStatus();
-  return backend::AdvanceTargetLengths(phase, segments, row_counts, lengths, stream);
+  return backend::AdvanceTargetLengths(segments, row_counts, lengths, stream);
 }
 
 absl::Status AdvanceDraftLengths(SegmentList segments, const int32_t* row_counts, const SlotLengths& lengths,
                                  const Stream& stream) {
   DFLASH_RETURN_IF_ERROR(CheckSegmentList("AdvanceDraftLengths", segments));
-  DFLASH_RETURN_IF_ERROR(CheckLengths("AdvanceDraftLengths", lengths));
+  DFLASH_RETURN_IF_ERROR(CheckLengths("AdvanceDraftLengths", row_counts, lengths));
   if (segments.count == 0) return absl::OkStatus();
   return backend::AdvanceDraftLengths(segments, row_counts, lengths, stream);
 }

@@ -1,13 +1,12 @@
 // A round of decoding as the device sees it: what to draft from, which rows to verify, how far the target
 // follows its drafts, and where every sequence stands afterwards. Nothing here waits for the host, so a whole
-// round can be captured. Source:
-// docs/spec/verification.md "The equality rule".
+// round can be captured.
+// Source: docs/spec/verification.md "The equality rule".
 #pragma once
 
 #include <cstdint>
 
 #include "absl/status/status.h"
-#include "base/phase.h"
 #include "kernels/batch/segments.h"
 #include "kernels/device/stream.h"
 #include "kernels/sampling/sampling.h"
@@ -100,11 +99,12 @@ struct SlotLengths {
   int64_t slots = 0;
 };
 
-// The target has committed the first row_counts[i] rows of segment i (all of them when null). PREFILL: they
-// are in the pages and in the recurrent state. VERIFY: what was pending has been folded, and the other
-// buffer's first row_counts[i] records are pending now, also when that is none.
-absl::Status AdvanceTargetLengths(Phase phase, SegmentList segments, const int32_t* row_counts,
-                                  const SlotLengths& lengths, const Stream& stream);
+// After the commit of a verification, the first row_counts[i] rows of segment i: what was pending has been
+// folded, and the other buffer's first row_counts[i] records are pending now, also when that is none. Both
+// operations write the lengths that they are named for. row_counts: int32 [segments], device memory. Errors:
+// InvalidArgument when numbers disagree.
+absl::Status AdvanceTargetLengths(SegmentList segments, const int32_t* row_counts, const SlotLengths& lengths,
+                                  const Stream& stream);
 
 // The drafter has taken the same rows into its context.
 absl::Status AdvanceDraftLengths(SegmentList segments, const int32_t* row_counts, const SlotLengths& lengths,

@@ -12,8 +12,8 @@ absl::Status MakeVerifyRows(DecodeStates states, RoundEntries entries, const int
                             const Stream& stream);
 absl::Status AcceptRows(RoundEntries entries, const VerifyArrays& rows, const int32_t* sampled,
                         DecodeStates states, int32_t* row_counts, RoundResult* results, const Stream& stream);
-absl::Status AdvanceTargetLengths(Phase phase, SegmentList segments, const int32_t* row_counts,
-                                  const SlotLengths& lengths, const Stream& stream);
+absl::Status AdvanceTargetLengths(SegmentList segments, const int32_t* row_counts, const SlotLengths& lengths,
+                                  const Stream& stream);
 absl::Status AdvanceDraftLengths(SegmentList segments, const int32_t* row_counts, const SlotLengths& lengths,
                                  const Stream& stream);
 

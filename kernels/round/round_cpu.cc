@@ -115,20 +115,16 @@ absl::Status AcceptRows(RoundEntries entries, const VerifyArrays& rows, const in
   return absl::OkStatus();
 }
 
-absl::Status AdvanceTargetLengths(Phase phase, SegmentList segments, const int32_t* row_counts,
-                                  const SlotLengths& lengths, const Stream&) {
+absl::Status AdvanceTargetLengths(SegmentList segments, const int32_t* row_counts, const SlotLengths& lengths,
+                                  const Stream&) {
   DFLASH_RETURN_IF_ERROR(CheckAdvance("AdvanceTargetLengths", segments, row_counts, lengths));
   for (int64_t i = 0; i < segments.count; ++i) {
     const int32_t slot = segments.data[i].slot;
-    const auto rows = static_cast<int32_t>(RowsOf(segments, row_counts, i));
+    const auto rows = row_counts[i];
     lengths.target_kv[slot] += rows;
-    if (phase == Phase::kPrefill) {
-      lengths.gdn_folded[slot] += rows;
-    } else {
-      lengths.gdn_folded[slot] += lengths.gdn_pending[slot];
-      lengths.gdn_pending[slot] = rows;
-      lengths.pending_buffer[slot] ^= 1;
-    }
+    lengths.gdn_folded[slot] += lengths.gdn_pending[slot];
+    lengths.gdn_pending[slot] = rows;
+    lengths.pending_buffer[slot] ^= 1;
   }
   return absl::OkStatus();
 }
@@ -137,7 +133,7 @@ absl::Status AdvanceDraftLengths(SegmentList segments, const int32_t* row_counts
                                  const Stream&) {
   DFLASH_RETURN_IF_ERROR(CheckAdvance("AdvanceDraftLengths", segments, row_counts, lengths));
   for (int64_t i = 0; i < segments.count; ++i) {
-    lengths.draft_context_end[segments.data[i].slot] += static_cast<int32_t>(RowsOf(segments, row_counts, i));
+    lengths.draft_context_end[segments.data[i].slot] += row_counts[i];
   }
   return absl::OkStatus();
 }

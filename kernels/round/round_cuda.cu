@@ -93,19 +93,14 @@ __global__ void AcceptRowsKernel(const RoundEntry* entries, VerifyArrays rows, c
   state.room = stopped ? 0 : room - result.emitted;
 }
 
-__global__ void AdvanceTargetKernel(bool is_prefill, SegmentList segments, const int32_t* row_counts,
-                                    SlotLengths lengths) {
+__global__ void AdvanceTargetKernel(SegmentList segments, const int32_t* row_counts, SlotLengths lengths) {
   LetNextKernelStart();
   WaitForPreviousKernel();
   const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i >= segments.count) return;
   const int32_t slot = segments.data[i].slot;
-  const int32_t rows = row_counts == nullptr ? segments.data[i].row_count : row_counts[i];
+  const int32_t rows = row_counts[i];
   lengths.target_kv[slot] += rows;
-  if (is_prefill) {
-    lengths.gdn_folded[slot] += rows;
-    return;
-  }
   lengths.gdn_folded[slot] += lengths.gdn_pending[slot];
   lengths.gdn_pending[slot] = rows;
   lengths.pending_buffer[slot] ^= 1;
@@ -116,7 +111,7 @@ __global__ void AdvanceDraftKernel(SegmentList segments, const int32_t* row_coun
   WaitForPreviousKernel();
   const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i >= segments.count) return;
-  ends[segments.data[i].slot] += row_counts == nullptr ? segments.data[i].row_count : row_counts[i];
+  ends[segments.data[i].slot] += row_counts[i];
 }
 
 LaunchShape WarpEach(int64_t count) { return {.grid = Grid(count), .block = dim3(kLanes)}; }
@@ -149,11 +144,11 @@ absl::Status AcceptRows(RoundEntries entries, const VerifyArrays& rows, const in
                     "AcceptRows");
 }
 
-absl::Status AdvanceTargetLengths(Phase phase, SegmentList segments, const int32_t* row_counts,
-                                  const SlotLengths& lengths, const Stream& stream) {
-  return CudaStatus(Launch(CudaOf(stream), ThreadEach(segments.count), AdvanceTargetKernel,
-                           phase == Phase::kPrefill, segments, row_counts, lengths),
-                    "AdvanceTargetLengths");
+absl::Status AdvanceTargetLengths(SegmentList segments, const int32_t* row_counts, const SlotLengths& lengths,
+                                  const Stream& stream) {
+  return CudaStatus(
+      Launch(CudaOf(stream), ThreadEach(segments.count), AdvanceTargetKernel, segments, row_counts, lengths),
+      "AdvanceTargetLengths");
 }
 
 absl::Status AdvanceDraftLengths(SegmentList segments, const int32_t* row_counts, const SlotLengths& lengths,

@@ -238,14 +238,10 @@ TEST_F(RoundTest, LengthsMoveWithTheCommittedRows) {
   DeviceArray<Segment> segments({{0, 0, 6, 100}, {1, 6, 5, 40}}, stream_);
   const SegmentList list = {.data = segments.data(), .count = 2};
   DeviceArray<int32_t> counts({3, 0}, stream_);
-  ASSERT_TRUE(AdvanceTargetLengths(Phase::kVerify, list, counts.data(), lengths, stream_).ok());
+  ASSERT_TRUE(AdvanceTargetLengths(list, counts.data(), lengths, stream_).ok());
   EXPECT_THAT(numbers.ToHost(), ElementsAre(103, 40, 100, 40, 3, 0, 1, 0, 100, 40));
   ASSERT_TRUE(AdvanceDraftLengths(list, counts.data(), lengths, stream_).ok());
   EXPECT_THAT(numbers.ToHost(), ElementsAre(103, 40, 100, 40, 3, 0, 1, 0, 103, 40));
-  const SegmentList second = {.data = segments.data() + 1, .count = 1};
-  ASSERT_TRUE(AdvanceTargetLengths(Phase::kPrefill, second, nullptr, lengths, stream_).ok());
-  ASSERT_TRUE(AdvanceDraftLengths(second, nullptr, lengths, stream_).ok());
-  EXPECT_THAT(numbers.ToHost(), ElementsAre(103, 45, 100, 45, 3, 0, 1, 0, 103, 45));
 }
 
 TEST_F(RoundTest, ReplaysFromTheStateThatTheLastRoundLeft) {

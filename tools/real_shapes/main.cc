@@ -254,9 +254,7 @@ class Comparison {
       DFLASH_RETURN_IF_ERROR(features.Write(drafter_->last_context_features(),
                                             first * cols * SizeOf(ActivationDType()), stream));
     }
-    DFLASH_RETURN_IF_ERROR(
-        drafter_->Propose({{.slot = slot, .token = tokens_[static_cast<size_t>(prompt)], .position = prompt}})
-            .status());
+    DFLASH_RETURN_IF_ERROR(drafter_->ProposeAt(slot, tokens_[static_cast<size_t>(prompt)], prompt));
     DFLASH_ASSIGN_OR_RETURN(OutputFile logits, OutputFile::Create(name + "draft_logits"));
     return logits.Write(drafter_->last_draft_logits(), 0, stream);
   }

@@ -1,6 +1,7 @@
 #include "worker/cache/sequence_table.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
@@ -8,17 +9,9 @@
 
 namespace dflash {
 
-absl::StatusOr<SequenceTable::SlotArray> SequenceTable::SlotArray::Create(int64_t slots,
-                                                                          const Stream& stream) {
-  SlotArray array;
-  array.host_.assign(static_cast<size_t>(slots), 0);
-  DFLASH_ASSIGN_OR_RETURN(array.device_, Buffer::Allocate(slots * int64_t{sizeof(int32_t)}, stream));
-  return array;
-}
-
-absl::Status SequenceTable::SlotArray::Set(int32_t slot, int32_t value, const Stream& stream) {
-  host_[static_cast<size_t>(slot)] = value;
-  return CopyToDevice(device_.As<int32_t>() + slot, &value, sizeof(value), stream);
+absl::Status SequenceTable::SetOnDevice(SlotArray array, int32_t slot, int64_t value) {
+  const auto narrow = static_cast<int32_t>(value);
+  return CopyToDevice(DeviceArray(array) + slot, &narrow, sizeof(narrow), *stream_);
 }
 
 absl::StatusOr<SequenceTable> SequenceTable::Create(const Options& options, const Stream& stream) {
@@ -42,9 +35,9 @@ absl::StatusOr<SequenceTable> SequenceTable::Create(const Options& options, cons
   const auto bytes = static_cast<int64_t>(none.size() * sizeof(int32_t));
   DFLASH_ASSIGN_OR_RETURN(table.page_table_, Buffer::Allocate(bytes, stream));
   DFLASH_RETURN_IF_ERROR(CopyToDevice(table.page_table_.data(), none.data(), bytes, stream));
-  DFLASH_ASSIGN_OR_RETURN(table.pending_buffer_, SlotArray::Create(options.slots, stream));
-  DFLASH_ASSIGN_OR_RETURN(table.pending_count_, SlotArray::Create(options.slots, stream));
-  DFLASH_ASSIGN_OR_RETURN(table.context_start_, SlotArray::Create(options.slots, stream));
+  DFLASH_ASSIGN_OR_RETURN(table.slot_arrays_, Buffer::Allocate(static_cast<int64_t>(SlotArray::kCount) *
+                                                                   options.slots * int64_t{sizeof(int32_t)},
+                                                               stream));
   return table;
 }
 
@@ -53,8 +46,10 @@ absl::StatusOr<int32_t> SequenceTable::Open() {
   const int32_t slot = free_slots_.back();
   free_slots_.pop_back();
   lengths_[static_cast<size_t>(slot)] = {};
-  DFLASH_RETURN_IF_ERROR(pending_count_.Set(slot, 0, *stream_));
-  DFLASH_RETURN_IF_ERROR(context_start_.Set(slot, 0, *stream_));
+  for (SlotArray array : {SlotArray::kTargetKv, SlotArray::kGdnFolded, SlotArray::kGdnPending,
+                          SlotArray::kDraftContextEnd, SlotArray::kDraftContextStart}) {
+    DFLASH_RETURN_IF_ERROR(SetOnDevice(array, slot, 0));
+  }
   return slot;
 }
 
@@ -93,11 +88,10 @@ absl::Status SequenceTable::Close(int32_t slot) {
   return absl::OkStatus();
 }
 
-absl::Status SequenceTable::CheckLengths(int32_t slot, int64_t anchor_position,
-                                         int64_t draft_context_end) const {
+absl::Status SequenceTable::CheckLengths(int32_t slot, int64_t anchor_position, bool has_drafter) const {
   const SequenceLengths& lengths = lengths_[static_cast<size_t>(slot)];
   if (lengths.target_kv == anchor_position && lengths.gdn_folded + lengths.gdn_pending == anchor_position &&
-      draft_context_end == anchor_position) {
+      (!has_drafter || lengths.draft_context_end == anchor_position)) {
     return absl::OkStatus();
   }
   return absl::InternalError(absl::StrCat("stores of a sequence disagree: anchor at ", anchor_position,
@@ -106,14 +100,62 @@ absl::Status SequenceTable::CheckLengths(int32_t slot, int64_t anchor_position,
                                           lengths.draft_context_end));
 }
 
-absl::Status SequenceTable::SetPending(int32_t slot, int64_t accepted) {
-  DFLASH_RETURN_IF_ERROR(pending_buffer_.Set(slot, 1 - pending_buffer_.host(slot), *stream_));
-  return pending_count_.Set(slot, static_cast<int32_t>(accepted), *stream_);
+absl::Status SequenceTable::AdvancePrompt(int32_t slot, int64_t rows) {
+  SequenceLengths& lengths = lengths_[static_cast<size_t>(slot)];
+  lengths.target_kv += rows;
+  lengths.gdn_folded += rows;
+  DFLASH_RETURN_IF_ERROR(SetOnDevice(SlotArray::kTargetKv, slot, lengths.target_kv));
+  return SetOnDevice(SlotArray::kGdnFolded, slot, lengths.gdn_folded);
+}
+
+absl::Status SequenceTable::AdvanceDraftContext(int32_t slot, int64_t rows) {
+  SequenceLengths& lengths = lengths_[static_cast<size_t>(slot)];
+  lengths.draft_context_end += rows;
+  return SetOnDevice(SlotArray::kDraftContextEnd, slot, lengths.draft_context_end);
+}
+
+absl::Status SequenceTable::SetFolded(int32_t slot) {
+  SequenceLengths& lengths = lengths_[static_cast<size_t>(slot)];
+  lengths.gdn_folded += std::exchange(lengths.gdn_pending, 0);
+  DFLASH_RETURN_IF_ERROR(SetOnDevice(SlotArray::kGdnFolded, slot, lengths.gdn_folded));
+  return SetOnDevice(SlotArray::kGdnPending, slot, 0);
+}
+
+absl::Status SequenceTable::OpenDraftContext(int32_t slot, int64_t start) {
+  lengths_[static_cast<size_t>(slot)].draft_context_end = start;
+  DFLASH_RETURN_IF_ERROR(SetOnDevice(SlotArray::kDraftContextEnd, slot, start));
+  return SetDraftContextStart(slot, start);
 }
 
 absl::Status SequenceTable::SetDraftContextStart(int32_t slot, int64_t start) {
   lengths_[static_cast<size_t>(slot)].draft_context_start = start;
-  return context_start_.Set(slot, static_cast<int32_t>(start), *stream_);
+  return SetOnDevice(SlotArray::kDraftContextStart, slot, start);
+}
+
+int64_t SequenceTable::LengthsBytes() const { return slot_arrays_.bytes(); }
+
+absl::Status SequenceTable::CopyLengths(const PinnedBuffer& to) const {
+  return CopyToPinned(to, slot_arrays_.data(), LengthsBytes(), *stream_);
+}
+
+void SequenceTable::TakeLengths(const PinnedBuffer& from, int32_t slot) {
+  const auto of = [&](SlotArray array) {
+    return from.As<int32_t>()[static_cast<int64_t>(array) * options_.slots + slot];
+  };
+  SequenceLengths& lengths = lengths_[static_cast<size_t>(slot)];
+  lengths.target_kv = of(SlotArray::kTargetKv);
+  lengths.gdn_folded = of(SlotArray::kGdnFolded);
+  lengths.gdn_pending = of(SlotArray::kGdnPending);
+  lengths.draft_context_end = of(SlotArray::kDraftContextEnd);
+}
+
+SlotLengths SequenceTable::device_lengths() const {
+  return {.target_kv = DeviceArray(SlotArray::kTargetKv),
+          .gdn_folded = DeviceArray(SlotArray::kGdnFolded),
+          .gdn_pending = DeviceArray(SlotArray::kGdnPending),
+          .pending_buffer = DeviceArray(SlotArray::kPendingBuffer),
+          .draft_context_end = DeviceArray(SlotArray::kDraftContextEnd),
+          .slots = options_.slots};
 }
 
 PageTable SequenceTable::page_table() const {
@@ -121,9 +163,9 @@ PageTable SequenceTable::page_table() const {
 }
 
 PendingRecords SequenceTable::pending() const {
-  return {.buffer = pending_buffer_.device(), .count = pending_count_.device()};
+  return {.buffer = DeviceArray(SlotArray::kPendingBuffer), .count = DeviceArray(SlotArray::kGdnPending)};
 }
 
-const int32_t* SequenceTable::context_starts() const { return context_start_.device(); }
+const int32_t* SequenceTable::context_starts() const { return DeviceArray(SlotArray::kDraftContextStart); }
 
 }  // namespace dflash

@@ -10,8 +10,10 @@
 #include "absl/status/statusor.h"
 #include "kernels/batch/segments.h"
 #include "kernels/device/buffer.h"
+#include "kernels/device/pinned_buffer.h"
 #include "kernels/device/stream.h"
 #include "kernels/gated_delta_net/gated_delta_net.h"
+#include "kernels/round/round.h"
 
 namespace dflash {
 
@@ -25,8 +27,11 @@ struct SequenceLengths {
   int64_t draft_context_end = 0;    // one past the last position in the drafter's context
 };
 
-// Owns the slots and the page table (host side and its copy on the device), not the pools themselves: target
-// and drafter index their pools with it. Not thread-safe: the engine's thread only.
+// Owns the slots, the page table and the lengths (host side and their copies on the device), not the pools
+// themselves: target and drafter index their pools with it. The lengths on the device are moved by the work
+// of the steps; the host's follow at once for what the host itself describes, and when it reads the result of
+// a round (TakeLengths). Everything done to a slot is enqueued on the stream, so it comes after the rounds
+// before it. Not thread-safe: the engine's thread only.
 class SequenceTable {
  public:
   struct Options {
@@ -47,14 +52,27 @@ class SequenceTable {
 
   SequenceLengths& lengths(int32_t slot) { return lengths_[static_cast<size_t>(slot)]; }
   const SequenceLengths& lengths(int32_t slot) const { return lengths_[static_cast<size_t>(slot)]; }
-  // Internal (naming the lengths) when the stores of a sequence do not all end at `anchor_position`;
-  // `draft_context_end` is what the drafter says of its own.
-  absl::Status CheckLengths(int32_t slot, int64_t anchor_position, int64_t draft_context_end) const;
+  // Internal (naming the lengths) when the stores of a sequence do not all end at `anchor_position`; the
+  // drafter's context counts where there is a drafter.
+  absl::Status CheckLengths(int32_t slot, int64_t anchor_position, bool has_drafter) const;
 
-  // Which delta records wait to be folded, after a commit of `accepted` rows.
-  absl::Status SetPending(int32_t slot, int64_t accepted);
+  // What the host itself makes of a slot, here and on the device: a prompt's next `rows` rows are in the
+  // target's stores; its pending records have been folded outside a verification; `rows` rows are in the
+  // drafter's context.
+  absl::Status AdvancePrompt(int32_t slot, int64_t rows);
+  absl::Status SetFolded(int32_t slot);
+  absl::Status AdvanceDraftContext(int32_t slot, int64_t rows);
+  // The drafter's context of a slot begins at `start`; with OpenDraftContext it is empty.
+  absl::Status OpenDraftContext(int32_t slot, int64_t start);
   absl::Status SetDraftContextStart(int32_t slot, int64_t start);
 
+  // Copies the device's lengths of all slots to `to` (LengthsBytes() bytes), in the order of the stream, and
+  // takes those of one slot over from there once they have arrived.
+  int64_t LengthsBytes() const;
+  absl::Status CopyLengths(const PinnedBuffer& to) const;
+  void TakeLengths(const PinnedBuffer& from, int32_t slot);
+
+  SlotLengths device_lengths() const;
   PageTable page_table() const;           // device memory
   PendingRecords pending() const;         // device memory
   const int32_t* context_starts() const;  // device memory, per slot
@@ -65,18 +83,20 @@ class SequenceTable {
   int64_t free_slots() const { return static_cast<int64_t>(free_slots_.size()); }
 
  private:
-  // One number per slot that the device reads.
-  class SlotArray {
-   public:
-    static absl::StatusOr<SlotArray> Create(int64_t slots, const Stream& stream);
-    absl::Status Set(int32_t slot, int32_t value, const Stream& stream);
-    int32_t host(int32_t slot) const { return host_[static_cast<size_t>(slot)]; }
-    const int32_t* device() const { return device_.As<int32_t>(); }
-
-   private:
-    std::vector<int32_t> host_;
-    Buffer device_;
+  // Numbers per slot on the device: arrays of slots() int32, one behind the other.
+  enum class SlotArray : uint8_t {
+    kTargetKv,
+    kGdnFolded,
+    kGdnPending,
+    kPendingBuffer,
+    kDraftContextEnd,
+    kDraftContextStart,
+    kCount
   };
+  int32_t* DeviceArray(SlotArray array) const {
+    return slot_arrays_.As<int32_t>() + static_cast<int64_t>(array) * options_.slots;
+  }
+  absl::Status SetOnDevice(SlotArray array, int32_t slot, int64_t value);
 
   Options options_;
   const Stream* stream_ = nullptr;
@@ -86,9 +106,7 @@ class SequenceTable {
   std::vector<SequenceLengths> lengths_;
   std::vector<std::vector<int32_t>> pages_of_;
   Buffer page_table_;
-  SlotArray pending_buffer_;
-  SlotArray pending_count_;
-  SlotArray context_start_;
+  Buffer slot_arrays_;
 };
 
 }  // namespace dflash

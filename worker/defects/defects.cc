@@ -59,10 +59,15 @@ class DropsHalfThePrompt final : public Drafter {
     }
     return drafter_->Ingest(taps, rows);
   }
-  absl::StatusOr<std::vector<std::vector<int32_t>>> Propose(const std::vector<Anchor>& anchors) override {
-    return drafter_->Propose(anchors);
+  absl::Status IngestVerified(ConstMatrixView taps, SegmentList segments,
+                              const int32_t* row_counts) override {
+    return drafter_->IngestVerified(taps, segments, row_counts);
   }
-  int64_t context_end(int32_t slot) const override { return drafter_->context_end(slot); }
+  absl::Status Propose(DecodeStates states, const int32_t* slots, int64_t count,
+                       int32_t* proposals) override {
+    return drafter_->Propose(states, slots, count, proposals);
+  }
+  bool is_capturable() const override { return drafter_->is_capturable(); }
   absl::Status Open(int32_t slot, int64_t start) override { return drafter_->Open(slot, start); }
 
  private:

@@ -12,6 +12,7 @@
 #include "kernels/linear/linear.h"
 #include "kernels/rms_norm/rms_norm.h"
 #include "kernels/rope/rope.h"
+#include "kernels/round/round.h"
 #include "kernels/swiglu/swiglu.h"
 #include "worker/draft/dflash_weights.h"
 #include "worker/model/state_export.h"
@@ -26,7 +27,8 @@ class DFlashDrafter::Impl {
                                                     Target* target, SequenceTable* table,
                                                     const Stream& stream, const ReadProgress& progress);
   absl::Status Ingest(ConstMatrixView taps, const std::vector<CommittedRows>& rows);
-  absl::StatusOr<std::vector<std::vector<int32_t>>> Propose(const std::vector<Anchor>& anchors);
+  absl::Status IngestVerified(ConstMatrixView taps, SegmentList segments, const int32_t* row_counts);
+  absl::Status Propose(DecodeStates states, const int32_t* slots, int64_t count, int32_t* proposals);
 
   FeatureContract contract;
   DraftConfig config;  // what this rank computes with
@@ -49,7 +51,9 @@ class DFlashDrafter::Impl {
   ConstMatrixView last_context_features, last_draft_logits;
 
  private:
-  absl::Status IngestRows(ConstMatrixView taps, const CommittedRows& rows);
+  absl::Status CheckTaps(ConstMatrixView taps) const;
+  // row_counts null: all rows of every segment.
+  absl::Status IngestRows(Phase phase, ConstMatrixView taps, SegmentList segments, const int32_t* row_counts);
   // Sums a row-parallel product over the ranks that share the drafter.
   absl::Status Sum(MatrixView product) {
     if (!sharded_) return absl::OkStatus();
@@ -58,7 +62,6 @@ class DFlashDrafter::Impl {
   }
   // Leaves the output of the layer's feed-forward block in delta_, to be added by the next norm.
   absl::Status RunLayer(size_t layer, SegmentList segments, MatrixView h);
-  absl::StatusOr<SegmentList> UploadSegments(const std::vector<Segment>& segments);
 
   DFlashWeights weights_;
   RopeShape rope_;
@@ -71,7 +74,7 @@ class DFlashDrafter::Impl {
   Matrix fused_, context_features_, context_kv_;
   Matrix hidden_, normed_, delta_, q_, kv_, attended_, gate_up_, activated_;
   Matrix head_input_, logits_;
-  Buffer ids_, segments_, choices_;
+  Buffer ids_, segments_;
 };
 
 absl::StatusOr<std::unique_ptr<DFlashDrafter::Impl>> DFlashDrafter::Impl::Load(
@@ -119,17 +122,16 @@ absl::StatusOr<std::unique_ptr<DFlashDrafter::Impl>> DFlashDrafter::Impl::Load(
 
   const DType act = ActivationDType();
   const int64_t rows = options.max_sequences * contract.block_size;
+  const int64_t ingest_rows = std::max(options.max_ingest_rows, rows);
   const int64_t hidden = config.hidden_size;
   impl->context_pages_.resize(static_cast<size_t>(config.num_layers()));
   for (size_t layer = 0; layer < impl->context_pages_.size(); ++layer) {
     DFLASH_ASSIGN_OR_RETURN(impl->context_pages_[layer],
                             Buffer::Allocate(table->pages() * impl->Pool(layer).PageBytes(), stream));
   }
-  DFLASH_ASSIGN_OR_RETURN(impl->fused_, Matrix::Allocate(options.max_ingest_rows, hidden, act, stream));
-  DFLASH_ASSIGN_OR_RETURN(impl->context_features_,
-                          Matrix::Allocate(options.max_ingest_rows, hidden, act, stream));
-  DFLASH_ASSIGN_OR_RETURN(impl->context_kv_,
-                          Matrix::Allocate(options.max_ingest_rows, 2 * impl->kv_cols_, act, stream));
+  DFLASH_ASSIGN_OR_RETURN(impl->fused_, Matrix::Allocate(ingest_rows, hidden, act, stream));
+  DFLASH_ASSIGN_OR_RETURN(impl->context_features_, Matrix::Allocate(ingest_rows, hidden, act, stream));
+  DFLASH_ASSIGN_OR_RETURN(impl->context_kv_, Matrix::Allocate(ingest_rows, 2 * impl->kv_cols_, act, stream));
   DFLASH_ASSIGN_OR_RETURN(impl->hidden_, Matrix::Allocate(rows, hidden, act, stream));
   DFLASH_ASSIGN_OR_RETURN(impl->normed_, Matrix::Allocate(rows, hidden, act, stream));
   DFLASH_ASSIGN_OR_RETURN(impl->delta_, Matrix::Allocate(rows, hidden, act, stream));
@@ -141,25 +143,20 @@ absl::StatusOr<std::unique_ptr<DFlashDrafter::Impl>> DFlashDrafter::Impl::Load(
   DFLASH_ASSIGN_OR_RETURN(impl->head_input_, Matrix::Allocate(rows, hidden, act, stream));
   DFLASH_ASSIGN_OR_RETURN(impl->logits_, Matrix::Allocate(rows, target->logits_cols(), DType::kF32, stream));
   DFLASH_ASSIGN_OR_RETURN(impl->ids_, Buffer::Allocate(rows * int64_t{sizeof(int32_t)}, stream));
-  DFLASH_ASSIGN_OR_RETURN(impl->choices_, Buffer::Allocate(rows * int64_t{sizeof(int32_t)}, stream));
   DFLASH_ASSIGN_OR_RETURN(
       impl->segments_,
       Buffer::Allocate(std::max<int64_t>(options.max_sequences, 1) * int64_t{sizeof(Segment)}, stream));
   return impl;
 }
 
-absl::StatusOr<SegmentList> DFlashDrafter::Impl::UploadSegments(const std::vector<Segment>& segments) {
-  DFLASH_RETURN_IF_ERROR(CopyToDevice(segments_.data(), segments.data(),
-                                      static_cast<int64_t>(segments.size() * sizeof(Segment)), *stream));
-  return SegmentList{.data = segments_.As<Segment>(), .count = static_cast<int64_t>(segments.size())};
+absl::Status DFlashDrafter::Impl::CheckTaps(ConstMatrixView taps) const {
+  const int64_t cols = static_cast<int64_t>(contract.taps.size()) * config.hidden_size;
+  if (taps.cols == cols) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("taps are ", taps.cols, " wide, the drafter reads ", cols));
 }
 
 absl::Status DFlashDrafter::Impl::Ingest(ConstMatrixView taps, const std::vector<CommittedRows>& rows) {
-  const int64_t cols = static_cast<int64_t>(contract.taps.size()) * config.hidden_size;
-  if (taps.cols != cols) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("taps are ", taps.cols, " wide, the drafter reads ", cols));
-  }
+  DFLASH_RETURN_IF_ERROR(CheckTaps(taps));
   for (const CommittedRows& sequence : rows) {
     if (sequence.start_position != table->lengths(sequence.slot).draft_context_end) {
       return absl::InvalidArgumentError(
@@ -167,75 +164,67 @@ absl::Status DFlashDrafter::Impl::Ingest(ConstMatrixView taps, const std::vector
                        " after a context that ends at ", table->lengths(sequence.slot).draft_context_end));
     }
     for (int64_t done = 0; done < sequence.row_count; done += options.max_ingest_rows) {
-      CommittedRows part = sequence;
-      part.first_row += done;
-      part.start_position += done;
-      part.row_count = std::min(options.max_ingest_rows, sequence.row_count - done);
-      DFLASH_RETURN_IF_ERROR(IngestRows(taps.Rows(part.first_row, part.row_count), part));
+      const int64_t count = std::min(options.max_ingest_rows, sequence.row_count - done);
+      const Segment segment = {.slot = sequence.slot,
+                               .first_row = 0,
+                               .row_count = static_cast<int32_t>(count),
+                               .start_position = static_cast<int32_t>(sequence.start_position + done)};
+      DFLASH_RETURN_IF_ERROR(CopyToDevice(segments_.data(), &segment, sizeof(segment), *stream));
+      DFLASH_RETURN_IF_ERROR(IngestRows(sequence.phase, taps.Rows(sequence.first_row + done, count),
+                                        {.data = segments_.As<Segment>(), .count = 1}, nullptr));
     }
-    table->lengths(sequence.slot).draft_context_end += sequence.row_count;
+    DFLASH_RETURN_IF_ERROR(table->AdvanceDraftContext(sequence.slot, sequence.row_count));
   }
   return absl::OkStatus();
 }
 
+absl::Status DFlashDrafter::Impl::IngestVerified(ConstMatrixView taps, SegmentList segments,
+                                                 const int32_t* row_counts) {
+  DFLASH_RETURN_IF_ERROR(CheckTaps(taps));
+  if (taps.rows > fused_.view().rows) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("taps of ", taps.rows, " rows, at most ", fused_.view().rows));
+  }
+  DFLASH_RETURN_IF_ERROR(IngestRows(Phase::kVerify, taps, segments, row_counts));
+  return AdvanceDraftLengths(segments, row_counts, table->device_lengths(), *stream);
+}
+
 // Context features c = norm(fc taps), then every layer's keys and values of them. input_layernorm is not
 // applied to c, and c never goes through q, o or the feed-forward block.
-absl::Status DFlashDrafter::Impl::IngestRows(ConstMatrixView taps, const CommittedRows& rows) {
-  const MatrixView fused = fused_.Rows(rows.row_count);
-  const MatrixView c = context_features_.Rows(rows.row_count);
-  const MatrixView kv = context_kv_.Rows(rows.row_count);
+absl::Status DFlashDrafter::Impl::IngestRows(Phase phase, ConstMatrixView taps, SegmentList segments,
+                                             const int32_t* row_counts) {
+  const MatrixView fused = fused_.Rows(taps.rows);
+  const MatrixView c = context_features_.Rows(taps.rows);
+  const MatrixView kv = context_kv_.Rows(taps.rows);
   const MatrixView k = kv.Cols(0, kv_cols_);
-  DFLASH_ASSIGN_OR_RETURN(const SegmentList segment,
-                          UploadSegments({{.slot = rows.slot,
-                                           .first_row = 0,
-                                           .row_count = static_cast<int32_t>(rows.row_count),
-                                           .start_position = static_cast<int32_t>(rows.start_position)}}));
-  DFLASH_RETURN_IF_ERROR(
-      Linear(taps.Cols(first_tap_col_, tap_cols_), weights_.fc, rows.phase, fused, *stream));
+  DFLASH_RETURN_IF_ERROR(Linear(taps.Cols(first_tap_col_, tap_cols_), weights_.fc, phase, fused, *stream));
   DFLASH_RETURN_IF_ERROR(Sum(fused));
   DFLASH_RETURN_IF_ERROR(RmsNorm(fused, weights_.hidden_norm.view(), NormWeight::kPlain, eps(), c, *stream));
   last_context_features = c;
   for (size_t layer = 0; layer < weights_.layers.size(); ++layer) {
     const DFlashLayerWeights& w = weights_.layers[layer];
-    DFLASH_RETURN_IF_ERROR(Linear(c, w.kv, rows.phase, kv, *stream));
+    DFLASH_RETURN_IF_ERROR(Linear(c, w.kv, phase, kv, *stream));
     DFLASH_RETURN_IF_ERROR(RmsNorm(k, w.k_norm.view(), NormWeight::kPlain, eps(), k, *stream));
-    DFLASH_RETURN_IF_ERROR(ApplyRope(k, rope_, segment, *stream));
-    DFLASH_RETURN_IF_ERROR(StoreKeyValue(k, kv.Cols(kv_cols_, kv_cols_), segment, nullptr,
+    DFLASH_RETURN_IF_ERROR(ApplyRope(k, rope_, segments, *stream));
+    DFLASH_RETURN_IF_ERROR(StoreKeyValue(k, kv.Cols(kv_cols_, kv_cols_), segments, row_counts,
                                          table->page_table(), Pool(layer), *stream));
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<std::vector<int32_t>>> DFlashDrafter::Impl::Propose(
-    const std::vector<Anchor>& anchors) {
-  if (static_cast<int64_t>(anchors.size()) > options.max_sequences) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(anchors.size(), " anchors, at most ", options.max_sequences));
+// The block is [anchor, mask, ..., mask]: row j sits at position s + j and predicts the token of that same
+// position.
+absl::Status DFlashDrafter::Impl::Propose(DecodeStates states, const int32_t* slots, int64_t count,
+                                          int32_t* proposals) {
+  if (count > options.max_sequences) {
+    return absl::InvalidArgumentError(absl::StrCat(count, " anchors, at most ", options.max_sequences));
   }
-  std::vector<std::vector<int32_t>> proposals(anchors.size());
-  if (anchors.empty()) return proposals;
+  if (count == 0) return absl::OkStatus();
   const int64_t block = contract.block_size;
-  const int64_t rows = static_cast<int64_t>(anchors.size()) * block;
-  // The block is [anchor, mask, ..., mask]: row j sits at position s + j and predicts the token of that same
-  // position.
-  std::vector<int32_t> ids(static_cast<size_t>(rows), contract.mask_token_id);
-  std::vector<Segment> host_segments;
-  for (size_t i = 0; i < anchors.size(); ++i) {
-    const Anchor& anchor = anchors[i];
-    if (anchor.position != table->lengths(anchor.slot).draft_context_end) {
-      return absl::InvalidArgumentError(absl::StrCat("slot ", anchor.slot, ": anchor at ", anchor.position,
-                                                     ", context ends at ",
-                                                     table->lengths(anchor.slot).draft_context_end));
-    }
-    const auto first = static_cast<int32_t>(static_cast<int64_t>(i) * block);
-    ids[static_cast<size_t>(first)] = anchor.token;
-    host_segments.push_back({.slot = anchor.slot,
-                             .first_row = first,
-                             .row_count = static_cast<int32_t>(block),
-                             .start_position = static_cast<int32_t>(anchor.position)});
-  }
-  DFLASH_RETURN_IF_ERROR(CopyToDevice(ids_.data(), ids.data(), rows * int64_t{sizeof(int32_t)}, *stream));
-  DFLASH_ASSIGN_OR_RETURN(const SegmentList segments, UploadSegments(host_segments));
+  const int64_t rows = count * block;
+  DFLASH_RETURN_IF_ERROR(MakeDraftBlocks(states, slots, count, block, contract.mask_token_id,
+                                         ids_.As<int32_t>(), segments_.As<Segment>(), *stream));
+  const SegmentList segments = {.data = segments_.As<Segment>(), .count = count};
   const MatrixView h = hidden_.Rows(rows);
   DFLASH_RETURN_IF_ERROR(target->Embed(ids_.As<int32_t>(), h));
   for (size_t layer = 0; layer < weights_.layers.size(); ++layer)
@@ -245,25 +234,15 @@ absl::StatusOr<std::vector<std::vector<int32_t>>> DFlashDrafter::Impl::Propose(
       AddRmsNorm(h, delta_.Rows(rows), weights_.norm.view(), NormWeight::kPlain, eps(), y, *stream));
   // Row 0 holds the anchor, which is known: only rows 1..B-1 go through the head.
   const int64_t drafts = block - 1;
-  for (size_t i = 0; i < anchors.size(); ++i) {
-    const auto n = static_cast<int64_t>(i);
+  for (int64_t n = 0; n < count; ++n) {
     DFLASH_RETURN_IF_ERROR(
         CopyRows(y.Rows(n * block + 1, drafts), head_input_.view().Rows(n * drafts, drafts), *stream));
   }
-  const int64_t proposed = static_cast<int64_t>(anchors.size()) * drafts;
-  const MatrixView logits = logits_.Rows(proposed);
-  DFLASH_RETURN_IF_ERROR(target->Head(head_input_.Rows(proposed), Phase::kVerify, logits));
+  const MatrixView logits = logits_.Rows(count * drafts);
+  DFLASH_RETURN_IF_ERROR(target->Head(head_input_.Rows(count * drafts), Phase::kVerify, logits));
   last_draft_logits = logits;
-  DFLASH_RETURN_IF_ERROR(target->Argmax(logits, options.vocabulary, choices_.As<int32_t>()));
-  std::vector<int32_t> choices(static_cast<size_t>(proposed));
-  DFLASH_RETURN_IF_ERROR(
-      CopyToHost(choices.data(), choices_.data(), proposed * int64_t{sizeof(int32_t)}, *stream));
-  for (size_t i = 0; i < anchors.size(); ++i) {
-    const auto begin = choices.begin() + static_cast<int64_t>(i) * drafts;
-    // A NaN row ends the proposal: a drafter may fail, it must not stop its request.
-    proposals[i].assign(begin, std::find(begin, begin + drafts, -1));
-  }
-  return proposals;
+  // A row of NaN yields -1, which ends the proposal: a drafter may fail, it must not stop its request.
+  return target->Argmax(logits, options.vocabulary, proposals);
 }
 
 absl::Status DFlashDrafter::Impl::RunLayer(size_t layer, SegmentList segments, MatrixView h) {
@@ -320,17 +299,36 @@ absl::Status DFlashDrafter::Ingest(ConstMatrixView taps, const std::vector<Commi
   return impl_->Ingest(taps, rows);
 }
 
-absl::StatusOr<std::vector<std::vector<int32_t>>> DFlashDrafter::Propose(const std::vector<Anchor>& anchors) {
-  return impl_->Propose(anchors);
+absl::Status DFlashDrafter::IngestVerified(ConstMatrixView taps, SegmentList segments,
+                                           const int32_t* row_counts) {
+  return impl_->IngestVerified(taps, segments, row_counts);
 }
 
-int64_t DFlashDrafter::context_end(int32_t slot) const {
-  return impl_->table->lengths(slot).draft_context_end;
+absl::Status DFlashDrafter::Propose(DecodeStates states, const int32_t* slots, int64_t count,
+                                    int32_t* proposals) {
+  return impl_->Propose(states, slots, count, proposals);
+}
+
+absl::Status DFlashDrafter::ProposeAt(int32_t slot, int32_t anchor, int64_t position) {
+  const int64_t slots = impl_->table->slots();
+  const Stream& stream = *impl_->stream;
+  DecodeState state;
+  state.anchor = anchor;
+  state.position = static_cast<int32_t>(position);
+  state.room = 1;
+  DFLASH_ASSIGN_OR_RETURN(const Buffer states, Buffer::Allocate(slots * int64_t{sizeof(state)}, stream));
+  DFLASH_ASSIGN_OR_RETURN(const Buffer list, Buffer::Allocate(sizeof(slot), stream));
+  DFLASH_ASSIGN_OR_RETURN(const Buffer proposals,
+                          Buffer::Allocate(max_drafts() * int64_t{sizeof(int32_t)}, stream));
+  DFLASH_RETURN_IF_ERROR(CopyToDevice(states.As<DecodeState>() + slot, &state, sizeof(state), stream));
+  DFLASH_RETURN_IF_ERROR(CopyToDevice(list.data(), &slot, sizeof(slot), stream));
+  DFLASH_RETURN_IF_ERROR(Propose({.data = states.As<DecodeState>(), .slots = slots}, list.As<int32_t>(), 1,
+                                 proposals.As<int32_t>()));
+  return stream.Synchronize();  // the buffers go
 }
 
 absl::Status DFlashDrafter::Open(int32_t slot, int64_t start) {
-  impl_->table->lengths(slot).draft_context_end = start;
-  return impl_->table->SetDraftContextStart(slot, start);
+  return impl_->table->OpenDraftContext(slot, start);
 }
 
 ConstMatrixView DFlashDrafter::last_context_features() const { return impl_->last_context_features; }
@@ -341,7 +339,7 @@ absl::StatusOr<std::vector<std::vector<float>>> DFlashDrafter::ExportContext(int
   for (size_t layer = 0; layer < impl_->contract.layers.size(); ++layer) {
     DFLASH_ASSIGN_OR_RETURN(std::vector<std::vector<float>> kv,
                             ExportKeyValue(impl_->Pool(layer), impl_->table->page_table(), slot,
-                                           context_end(slot), *impl_->stream));
+                                           impl_->table->lengths(slot).draft_context_end, *impl_->stream));
     std::move(kv.begin(), kv.end(), std::back_inserter(stores));
   }
   return stores;

@@ -42,13 +42,15 @@ class DFlashDrafter final : public Drafter {
 
   int64_t max_drafts() const override;
   absl::Status Ingest(ConstMatrixView taps, const std::vector<CommittedRows>& rows) override;
-  absl::StatusOr<std::vector<std::vector<int32_t>>> Propose(const std::vector<Anchor>& anchors) override;
-  int64_t context_end(int32_t slot) const override;
+  absl::Status IngestVerified(ConstMatrixView taps, SegmentList segments, const int32_t* row_counts) override;
+  absl::Status Propose(DecodeStates states, const int32_t* slots, int64_t count, int32_t* proposals) override;
   absl::Status Open(int32_t slot, int64_t start) override;
 
+  // Proposes for one anchor that the host knows and leaves last_draft_logits() (golden tests, doctor).
+  absl::Status ProposeAt(int32_t slot, int32_t anchor, int64_t position);
   // Views of intermediate results of the last call, valid until the next one (golden tests, doctor).
   ConstMatrixView last_context_features() const;  // activation dtype [rows ingested, D]: c = norm(fc taps)
-  ConstMatrixView last_draft_logits() const;      // f32 [anchors * (block - 1), target's logits_cols()]
+  ConstMatrixView last_draft_logits() const;      // f32 [slots * (block - 1), target's logits_cols()]
 
   // One sequence's context keys and values per layer, as ExportState of the target.
   absl::StatusOr<std::vector<std::vector<float>>> ExportContext(int32_t slot);

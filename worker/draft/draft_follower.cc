@@ -1,9 +1,8 @@
 #include "worker/draft/draft_follower.h"
 
-#include <algorithm>
-
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "kernels/round/round.h"
 
 namespace dflash {
 
@@ -24,41 +23,31 @@ absl::StatusOr<std::unique_ptr<DraftFollower>> DraftFollower::Create(const Optio
                           Matrix::Allocate(rows, target->config().hidden_size, ActivationDType(), stream));
   DFLASH_ASSIGN_OR_RETURN(follower->logits_,
                           Matrix::Allocate(rows, target->logits_cols(), DType::kF32, stream));
-  DFLASH_ASSIGN_OR_RETURN(follower->choices_, Buffer::Allocate(rows * int64_t{sizeof(int32_t)}, stream));
   return follower;
 }
 
 absl::Status DraftFollower::Ingest(ConstMatrixView, const std::vector<CommittedRows>& rows) {
   for (const CommittedRows& sequence : rows)
-    table_->lengths(sequence.slot).draft_context_end += sequence.row_count;
+    DFLASH_RETURN_IF_ERROR(table_->AdvanceDraftContext(sequence.slot, sequence.row_count));
   return absl::OkStatus();
 }
 
-absl::Status DraftFollower::Open(int32_t slot, int64_t start) {
-  table_->lengths(slot).draft_context_end = start;
-  return table_->SetDraftContextStart(slot, start);
+absl::Status DraftFollower::IngestVerified(ConstMatrixView, SegmentList segments, const int32_t* row_counts) {
+  return AdvanceDraftLengths(segments, row_counts, table_->device_lengths(), *stream_);
 }
 
-absl::StatusOr<std::vector<std::vector<int32_t>>> DraftFollower::Propose(const std::vector<Anchor>& anchors) {
-  const auto count = static_cast<int64_t>(anchors.size());
+absl::Status DraftFollower::Open(int32_t slot, int64_t start) {
+  return table_->OpenDraftContext(slot, start);
+}
+
+absl::Status DraftFollower::Propose(DecodeStates, const int32_t*, int64_t count, int32_t* proposals) {
   if (count > options_.max_sequences)
     return absl::InvalidArgumentError(absl::StrCat(count, " anchors, at most ", options_.max_sequences));
-  std::vector<std::vector<int32_t>> proposals(anchors.size());
-  if (anchors.empty()) return proposals;
-  const int64_t drafts = max_drafts();
-  const int64_t proposed = count * drafts;
+  if (count == 0) return absl::OkStatus();
+  const int64_t proposed = count * max_drafts();
   DFLASH_RETURN_IF_ERROR(target_->Embed(nullptr, rows_.Rows(count * options_.block_size)));
   DFLASH_RETURN_IF_ERROR(target_->Head(rows_.Rows(proposed), Phase::kVerify, logits_.Rows(proposed)));
-  DFLASH_RETURN_IF_ERROR(
-      target_->Argmax(logits_.Rows(proposed), options_.vocabulary, choices_.As<int32_t>()));
-  std::vector<int32_t> choices(static_cast<size_t>(proposed));
-  DFLASH_RETURN_IF_ERROR(
-      CopyToHost(choices.data(), choices_.data(), proposed * int64_t{sizeof(int32_t)}, *stream_));
-  for (size_t i = 0; i < anchors.size(); ++i) {
-    const auto begin = choices.begin() + static_cast<int64_t>(i) * drafts;
-    proposals[i].assign(begin, std::find(begin, begin + drafts, -1));
-  }
-  return proposals;
+  return target_->Argmax(logits_.Rows(proposed), options_.vocabulary, proposals);
 }
 
 }  // namespace dflash

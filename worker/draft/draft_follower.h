@@ -29,9 +29,9 @@ class DraftFollower final : public Drafter {
   int64_t max_drafts() const override { return options_.block_size - 1; }
   // Context is kept on rank 0; here only its length, so that both ranks' sequences look alike.
   absl::Status Ingest(ConstMatrixView taps, const std::vector<CommittedRows>& rows) override;
-  // Only the number of anchors counts. Returns rank 0's proposals.
-  absl::StatusOr<std::vector<std::vector<int32_t>>> Propose(const std::vector<Anchor>& anchors) override;
-  int64_t context_end(int32_t slot) const override { return table_->lengths(slot).draft_context_end; }
+  absl::Status IngestVerified(ConstMatrixView taps, SegmentList segments, const int32_t* row_counts) override;
+  // Only the number of slots counts. Writes rank 0's proposals.
+  absl::Status Propose(DecodeStates states, const int32_t* slots, int64_t count, int32_t* proposals) override;
   absl::Status Open(int32_t slot, int64_t start) override;
 
  private:
@@ -43,7 +43,6 @@ class DraftFollower final : public Drafter {
   SequenceTable* table_;
   const Stream* stream_;
   Matrix rows_, logits_;
-  Buffer choices_;
 };
 
 }  // namespace dflash

@@ -9,6 +9,8 @@
 #include "absl/status/statusor.h"
 #include "base/matrix_view.h"
 #include "base/phase.h"
+#include "kernels/batch/segments.h"
+#include "kernels/round/round.h"
 
 namespace dflash {
 
@@ -25,24 +27,27 @@ class Drafter {
     Phase phase = Phase::kPrefill;
     int64_t first_row = 0;  // in taps
     int64_t row_count = 0;
-    int64_t start_position = 0;  // = context_end(slot)
+    int64_t start_position = 0;  // = end of the slot's context
   };
   // Extends the context of each sequence by its committed rows; also while speculation is off, or the way
-  // back is silently broken. taps: activation dtype [T, taps * D]. Errors: InvalidArgument when rows do not
-  // continue the context or shapes disagree.
+  // back is silently broken. Advances SequenceTable's draft_context_end. taps: activation dtype [T, taps *
+  // D]. Errors: InvalidArgument when rows do not continue the context or shapes disagree.
   virtual absl::Status Ingest(ConstMatrixView taps, const std::vector<CommittedRows>& rows) = 0;
 
-  struct Anchor {
-    int32_t slot = 0;
-    int32_t token = 0;
-    int64_t position = 0;  // = context_end(slot)
-  };
-  // Proposes tokens for positions anchor.position + 1, ... of every sequence, in one pass for all of them.
-  // Returns one list per anchor: the best candidate per depth (at most max_drafts(), may be shorter).
-  virtual absl::StatusOr<std::vector<std::vector<int32_t>>> Propose(const std::vector<Anchor>& anchors) = 0;
+  // The same for the rows of a verification that a decode round has committed, the first row_counts[i] of
+  // segment i; all in device memory. Advances the lengths on the device.
+  virtual absl::Status IngestVerified(ConstMatrixView taps, SegmentList segments,
+                                      const int32_t* row_counts) = 0;
 
-  // One past the last position in the slot's context.
-  virtual int64_t context_end(int32_t slot) const = 0;
+  // Proposes tokens for the positions after the anchor of every listed slot, in one pass for all of them.
+  // Writes the best candidate per depth; -1, if any, ends a proposal. What it writes for a sequence that has
+  // ended means nothing. slots: int32 [count]; proposals: int32 [count, max_drafts()]: device memory.
+  virtual absl::Status Propose(DecodeStates states, const int32_t* slots, int64_t count,
+                               int32_t* proposals) = 0;
+
+  // Whether IngestVerified and Propose only enqueue work, so that a round may be captured.
+  virtual bool is_capturable() const { return true; }
+
   // Starts a new sequence in a slot; its context begins (empty) at position `start`.
   virtual absl::Status Open(int32_t slot, int64_t start) = 0;
 };

@@ -10,11 +10,11 @@
 #include "kernels/device/buffer.h"
 #include "worker/cache/sequence_table.h"
 #include "worker/draft/drafter.h"
+#include "worker/engine/decode_rounds.h"
 #include "worker/engine/scheduler.h"
 #include "worker/engine/text_stream.h"
 #include "worker/model/target.h"
 #include "worker/rank/leader.h"
-#include "worker/verify/walk.h"
 
 namespace dflash {
 namespace {
@@ -65,9 +65,8 @@ class Engine::Impl {
     TextStream text;
     int32_t slot = -1;
     int64_t prefilled = 0;
-    int32_t anchor = -1;  // last emitted token: known, not yet run through the target
-    int64_t anchor_position = 0;
-    FinishedReport report;  // grows with the request
+    int64_t rounds_in_flight = 0;  // enqueued, their tokens not yet read
+    FinishedReport report;         // grows with the request
     absl::Time prefill_start, first_token;
     bool done = false;
 
@@ -79,29 +78,20 @@ class Engine::Impl {
              request.stop_token_ids.end();
     }
   };
-  struct Verification {
-    Sequence* sequence;
-    VerifyPlan plan;
-  };
-  // One step's work between its stages.
-  struct Round {
-    StepBatch batch;
-    std::vector<Sequence*> prefilling;        // batch entries [0, prefilling.size())
-    std::vector<Verification> verifications;  // the entries after them
-    ForwardResult forward;
-    std::vector<int32_t> tokens;  // the target's token after each row with logits
-    StepReport report;
-  };
-
   bool TakeInbox();
   void DropEnded();
   absl::Status Admit();
   SchedulerSnapshot Snapshot() const;
-  absl::Status TellRanks(const StepPlan& plan, const Round& round);
-  absl::Status Draft(const StepPlan& plan, Round& round);
-  absl::Status Sample(Round& round);
-  absl::Status FinishPrefill(Round& round);
-  absl::Status AcceptAndCommit(Round& round);
+  absl::Status ReleaseEnded();
+  StepBatch PromptRows(const StepPlan& plan) const;
+  absl::Status TellRanks(const StepPlan& plan, const StepBatch& prompts);
+  absl::Status Prefill(const StepPlan& plan, const StepBatch& batch, StepReport& report);
+  absl::StatusOr<std::vector<int32_t>> SamplePrompts(const StepBatch& batch, const ForwardResult& forward,
+                                                     const std::vector<Sequence*>& sequences);
+  absl::Status StartDecode(const Sequence& sequence, int32_t first_token);
+  absl::Status EnqueueRound(const StepPlan& plan);
+  absl::Status CollectRound(StepReport& report);
+  const char* ReasonNotToSpeculate(const Sequence& sequence) const;
   void Emit(Sequence& sequence, const std::vector<int32_t>& tokens, const RoundReport* round);
   void Fail(Sequence& sequence, const absl::Status& status);
   absl::Status Release(Sequence& sequence);
@@ -121,7 +111,9 @@ class Engine::Impl {
   SequenceTable* table_;
   const Tokenizer* tokenizer_;
   const Stream* stream_;
-  Buffer sampling_params_, positions_, sampled_;
+  Buffer sampling_params_, positions_, sampled_;  // of prompts' last rows
+  std::unique_ptr<DecodeRounds> rounds_;
+  std::deque<std::vector<Sequence*>> members_;  // of the rounds in flight, in their order
 
   // Engine thread only.
   std::deque<std::unique_ptr<Sequence>> waiting_;
@@ -140,12 +132,16 @@ class Engine::Impl {
 };
 
 absl::Status Engine::Impl::Allocate() {
-  const int64_t drafts = drafter_ == nullptr ? 0 : drafter_->max_drafts();
-  const int64_t rows = table_->slots() * (1 + drafts);
+  const int64_t rows = table_->slots();
   DFLASH_ASSIGN_OR_RETURN(sampling_params_,
                           Buffer::Allocate(rows * int64_t{sizeof(SamplingParams)}, *stream_));
   DFLASH_ASSIGN_OR_RETURN(positions_, Buffer::Allocate(rows * int64_t{sizeof(int64_t)}, *stream_));
   DFLASH_ASSIGN_OR_RETURN(sampled_, Buffer::Allocate(rows * int64_t{sizeof(int32_t)}, *stream_));
+  const DecodeRounds::Options rounds = {.vocabulary = options_.vocabulary,
+                                        .captured = options_.captured_rounds,
+                                        .max_in_flight = options_.rounds_ahead + 1,
+                                        .ranks = options_.ranks};
+  DFLASH_ASSIGN_OR_RETURN(rounds_, DecodeRounds::Create(rounds, target_, drafter_, table_, *stream_));
   PublishGauges();
   return absl::OkStatus();
 }
@@ -180,6 +176,10 @@ absl::Status Engine::Impl::CheckRequest(const GenerationRequest& request) const 
   if ((prompt + request.max_tokens + kPageTokens - 1) / kPageTokens > table_->pages()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "the request needs more than the ", table_->pages() * kPageTokens, " tokens that the cache holds"));
+  }
+  if (static_cast<int64_t>(request.stop_token_ids.size()) > kMaxStopTokens) {
+    return absl::InvalidArgumentError(absl::StrCat(request.stop_token_ids.size(), " stop token ids, at most ",
+                                                   kMaxStopTokens, " are possible"));
   }
   for (int32_t token : request.prompt_tokens) {
     if (token < 0 || token >= target_->config().vocab_size) {
@@ -250,7 +250,18 @@ absl::Status Engine::Impl::Release(Sequence& sequence) {
   return table_->Close(std::exchange(sequence.slot, -1));
 }
 
+// A slot is given back when no round in flight has a part of it.
+absl::Status Engine::Impl::ReleaseEnded() {
+  for (auto& sequence : running_) {
+    if (sequence->done && sequence->rounds_in_flight == 0) DFLASH_RETURN_IF_ERROR(Release(*sequence));
+  }
+  DropEnded();
+  return absl::OkStatus();
+}
+
 void Engine::Impl::FailAll(const absl::Status& status) {
+  rounds_->Abandon();
+  members_.clear();
   for (auto& sequence : waiting_) Fail(*sequence, status);
   for (auto& sequence : running_) Fail(*sequence, status);
   std::vector<NewRequest> submitted;
@@ -279,9 +290,11 @@ SchedulerSnapshot Engine::Impl::Snapshot() const {
       if (sequence->request.max_draft_tokens > 0)
         drafts = std::min<int64_t>(drafts, sequence->request.max_draft_tokens);
     }
+    // Every round in flight will emit at least one token.
+    const int64_t room = sequence->done ? 0 : sequence->room() - sequence->rounds_in_flight;
     snapshot.sequences.push_back({.prompt_tokens = sequence->prompt_size(),
                                   .prefilled = sequence->prefilled,
-                                  .room = sequence->room(),
+                                  .room = room,
                                   .max_drafts = drafts});
   }
   for (const auto& sequence : waiting_) snapshot.waiting_pages.push_back(PagesFor(*sequence));
@@ -313,220 +326,194 @@ absl::Status Engine::Impl::Admit() {
 absl::StatusOr<bool> Engine::Impl::Step() {
   StepClock clock;
   const absl::Time start = absl::Now();
-  Round round;
+  StepReport report;
   if (!TakeInbox()) return false;
-  for (auto& sequence : running_) {
-    if (sequence->done) DFLASH_RETURN_IF_ERROR(Release(*sequence));
-  }
-  DropEnded();
+  DFLASH_RETURN_IF_ERROR(ReleaseEnded());
   DFLASH_RETURN_IF_ERROR(Admit());
-  const StepPlan plan = PlanStep(Snapshot());
-  if (plan.empty()) {
-    PublishGauges();
-    return false;
+  StepPlan plan = PlanStep(Snapshot());
+  clock.Charge(report.schedule_time);
+  // Prompts run between rounds; tokens that are there already do not wait for them.
+  if (!plan.prefill.empty() && rounds_->in_flight() > 0) {
+    while (rounds_->in_flight() > 0) DFLASH_RETURN_IF_ERROR(CollectRound(report));
+    plan = PlanStep(Snapshot());
   }
-  for (const StepPlan::Prefill& prefill : plan.prefill) {
-    Sequence& sequence = *running_[static_cast<size_t>(prefill.sequence)];
-    const auto begin = sequence.request.prompt_tokens.begin() + sequence.prefilled;
-    round.batch.sequences.push_back(
-        {.slot = sequence.slot,
-         .phase = Phase::kPrefill,
-         .start_position = sequence.prefilled,
-         .tokens = {begin, begin + prefill.rows},
-         .parents = {},
-         .last_logits = sequence.prefilled + prefill.rows == sequence.prompt_size()});
-    round.prefilling.push_back(&sequence);
-    round.report.prefill_rows += prefill.rows;
+  const StepBatch prompts = PromptRows(plan);
+  if (!plan.empty()) DFLASH_RETURN_IF_ERROR(TellRanks(plan, prompts));
+  if (!plan.prefill.empty()) DFLASH_RETURN_IF_ERROR(Prefill(plan, prompts, report));
+  if (!plan.verify.empty()) DFLASH_RETURN_IF_ERROR(EnqueueRound(plan));
+  const int64_t stay = plan.verify.empty() ? 0 : options_.rounds_ahead;
+  bool worked = !plan.empty();
+  while (rounds_->in_flight() > stay) {
+    DFLASH_RETURN_IF_ERROR(CollectRound(report));
+    worked = true;
   }
-  clock.Charge(round.report.schedule_time);
-
-  DFLASH_RETURN_IF_ERROR(TellRanks(plan, round));
-  DFLASH_RETURN_IF_ERROR(Draft(plan, round));
-  clock.Charge(round.report.draft_time);
-  DFLASH_ASSIGN_OR_RETURN(round.forward, target_->Forward(round.batch));
-  clock.Charge(round.report.forward_time);
-  DFLASH_RETURN_IF_ERROR(Sample(round));
-  clock.Charge(round.report.sample_time);
-  DFLASH_RETURN_IF_ERROR(FinishPrefill(round));
-  DFLASH_RETURN_IF_ERROR(AcceptAndCommit(round));
-  round.report.sequences = static_cast<int64_t>(round.batch.sequences.size());
-  for (auto& sequence : running_) {
-    if (sequence->done) DFLASH_RETURN_IF_ERROR(Release(*sequence));
-  }
-  DropEnded();
+  DFLASH_RETURN_IF_ERROR(ReleaseEnded());
   PublishGauges();
-  round.report.total_time = absl::Now() - start;
-  if (options_.observer != nullptr) options_.observer->OnStep(round.report, Gauges());
-  return true;
+  report.total_time = absl::Now() - start;
+  const bool has_news = report.prefill_rows + report.verify_rows > 0;
+  if (has_news && options_.observer != nullptr) options_.observer->OnStep(report, Gauges());
+  return worked;
+}
+
+// The next prompt rows of the plan.
+StepBatch Engine::Impl::PromptRows(const StepPlan& plan) const {
+  StepBatch batch;
+  for (const StepPlan::Prefill& prefill : plan.prefill) {
+    const Sequence& sequence = *running_[static_cast<size_t>(prefill.sequence)];
+    const auto begin = sequence.request.prompt_tokens.begin() + sequence.prefilled;
+    batch.sequences.push_back({.slot = sequence.slot,
+                               .phase = Phase::kPrefill,
+                               .start_position = sequence.prefilled,
+                               .tokens = {begin, begin + prefill.rows},
+                               .parents = {},
+                               .last_logits = sequence.prefilled + prefill.rows == sequence.prompt_size()});
+  }
+  return batch;
 }
 
 // Sends the step's control flow to the other ranks, if there are any, before anything of it runs.
-absl::Status Engine::Impl::TellRanks(const StepPlan& plan, const Round& round) {
+absl::Status Engine::Impl::TellRanks(const StepPlan& plan, const StepBatch& prompts) {
   if (options_.ranks == nullptr) return absl::OkStatus();
   std::vector<RankLeader::VerifyRows> verify;
   int64_t draft_sequences = 0;
   for (const StepPlan::Verify& planned : plan.verify) {
-    const Sequence& sequence = *running_[static_cast<size_t>(planned.sequence)];
-    verify.push_back({.slot = sequence.slot,
-                      .start_position = sequence.anchor_position,
-                      .max_rows = 1 + planned.max_drafts});
+    verify.push_back(
+        {.slot = running_[static_cast<size_t>(planned.sequence)]->slot, .max_rows = 1 + planned.max_drafts});
     draft_sequences += planned.max_drafts > 0;
   }
-  return options_.ranks->Begin(round.batch.sequences, verify, draft_sequences);
+  return options_.ranks->Begin(prompts.sequences, verify, draft_sequences);
 }
 
-// Asks the drafter for every decoding sequence at once and turns its proposals into verify plans.
-absl::Status Engine::Impl::Draft(const StepPlan& plan, Round& round) {
-  std::vector<Drafter::Anchor> anchors;
-  for (const StepPlan::Verify& verify : plan.verify) {
-    const Sequence& sequence = *running_[static_cast<size_t>(verify.sequence)];
-    if (verify.max_drafts > 0) {
-      anchors.push_back(
-          {.slot = sequence.slot, .token = sequence.anchor, .position = sequence.anchor_position});
+// Runs prompt rows. They are committed by the forward itself; here their taps become drafter context, and a
+// finished prompt gets its first token, which becomes the anchor.
+absl::Status Engine::Impl::Prefill(const StepPlan& plan, const StepBatch& batch, StepReport& report) {
+  StepClock clock;
+  std::vector<Sequence*> sequences;
+  for (const StepPlan::Prefill& prefill : plan.prefill) {
+    sequences.push_back(running_[static_cast<size_t>(prefill.sequence)].get());
+    report.prefill_rows += prefill.rows;
+  }
+  report.sequences += static_cast<int64_t>(sequences.size());
+  DFLASH_ASSIGN_OR_RETURN(const ForwardResult forward, target_->Forward(batch));
+  DFLASH_RETURN_IF_ERROR(stream_->Synchronize());  // for the times: a moment among milliseconds
+  clock.Charge(report.forward_time);
+  DFLASH_ASSIGN_OR_RETURN(const std::vector<int32_t> tokens, SamplePrompts(batch, forward, sequences));
+  clock.Charge(report.sample_time);
+  if (drafter_ != nullptr) {
+    std::vector<Drafter::CommittedRows> committed;
+    for (size_t i = 0; i < sequences.size(); ++i) {
+      committed.push_back({.slot = sequences[i]->slot,
+                           .phase = Phase::kPrefill,
+                           .first_row = forward.rows[i].first,
+                           .row_count = forward.rows[i].count,
+                           .start_position = sequences[i]->prefilled});
     }
+    DFLASH_RETURN_IF_ERROR(drafter_->Ingest(forward.taps, committed));
   }
-  std::vector<std::vector<int32_t>> proposals;
-  if (!anchors.empty()) {
-    DFLASH_ASSIGN_OR_RETURN(proposals, drafter_->Propose(anchors));
+  clock.Charge(report.commit_time);
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    Sequence& sequence = *sequences[i];
+    sequence.prefilled += forward.rows[i].count;
+    if (!sequence.decoding()) continue;
+    sequence.first_token = absl::Now();
+    sequence.report.prefill_time = sequence.first_token - sequence.prefill_start;
+    const int32_t token = tokens[static_cast<size_t>(forward.logits_rows[i].first)];
+    Emit(sequence, {token}, nullptr);
+    if (!sequence.done) DFLASH_RETURN_IF_ERROR(StartDecode(sequence, token));
   }
-  size_t next_proposal = 0;
-  for (const StepPlan::Verify& verify : plan.verify) {
-    Sequence& sequence = *running_[static_cast<size_t>(verify.sequence)];
-    std::vector<int32_t> drafts;
-    if (verify.max_drafts > 0) {
-      drafts = std::move(proposals[next_proposal++]);
-      // Only the verified rows are cut, never the block that the drafter sees: proposals stay comparable.
-      if (static_cast<int64_t>(drafts.size()) > verify.max_drafts)
-        drafts.resize(static_cast<size_t>(verify.max_drafts));
-    } else {
-      const char* reason = drafter_ == nullptr     ? "disabled_server"
-                           : !Speculates(sequence) ? "disabled_request"
-                                                   : "near_max_len";
-      round.report.not_speculated.emplace_back(reason);
-    }
-    Verification verification = {.sequence = &sequence, .plan = MakeChain(sequence.anchor, drafts)};
-    round.batch.sequences.push_back({.slot = sequence.slot,
-                                     .phase = Phase::kVerify,
-                                     .start_position = sequence.anchor_position,
-                                     .tokens = verification.plan.tokens,
-                                     .parents = verification.plan.parents,
-                                     .last_logits = false});
-    round.report.verify_rows += verification.plan.rows();
-    round.verifications.push_back(std::move(verification));
-  }
-  if (options_.ranks == nullptr || round.verifications.empty()) return absl::OkStatus();
-  std::vector<const std::vector<int32_t>*> tokens;
-  for (const Verification& verification : round.verifications) tokens.push_back(&verification.plan.tokens);
-  return options_.ranks->ShareTokens(tokens);
+  clock.Charge(report.detokenize_time);
+  return absl::OkStatus();
 }
 
-// Draws the target's token after every row that has logits.
-absl::Status Engine::Impl::Sample(Round& round) {
-  std::vector<SamplingParams> params(static_cast<size_t>(round.forward.logits.rows));
-  std::vector<int64_t> positions(params.size());
+// Draws the first token of every prompt that is through.
+absl::StatusOr<std::vector<int32_t>> Engine::Impl::SamplePrompts(const StepBatch& batch,
+                                                                 const ForwardResult& forward,
+                                                                 const std::vector<Sequence*>& sequences) {
+  std::vector<SamplingParams> params;
+  std::vector<int64_t> positions;
   SamplingReach reach = SamplingReach::kBest;
-  for (size_t i = 0; i < round.batch.sequences.size(); ++i) {
-    const Sequence& sequence = i < round.prefilling.size()
-                                   ? *round.prefilling[i]
-                                   : *round.verifications[i - round.prefilling.size()].sequence;
-    const SequenceRows& rows = round.batch.sequences[i];
-    const RowRange& logits = round.forward.logits_rows[i];
-    const auto first_row = static_cast<int64_t>(rows.tokens.size()) - logits.count;
-    for (int64_t row = 0; row < logits.count; ++row) {
-      const auto at = static_cast<size_t>(logits.first + row);
-      params[at] = sequence.request.sampling;
-      reach = std::max(reach, ReachOf(params[at]));
-      positions[at] = rows.start_position + first_row + row + 1;  // the token after the row
-    }
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    if (!batch.sequences[i].last_logits) continue;
+    params.push_back(sequences[i]->request.sampling);
+    reach = std::max(reach, ReachOf(params.back()));
+    positions.push_back(sequences[i]->prompt_size());
   }
-  round.tokens.resize(params.size());
-  if (params.empty()) return absl::OkStatus();
+  std::vector<int32_t> tokens(params.size());
+  if (tokens.empty()) return tokens;
   const auto count = static_cast<int64_t>(params.size());
   DFLASH_RETURN_IF_ERROR(CopyToDevice(sampling_params_.data(), params.data(),
                                       count * int64_t{sizeof(SamplingParams)}, *stream_));
   DFLASH_RETURN_IF_ERROR(
       CopyToDevice(positions_.data(), positions.data(), count * int64_t{sizeof(int64_t)}, *stream_));
-  DFLASH_RETURN_IF_ERROR(target_->Sample(round.forward.logits, sampling_params_.As<SamplingParams>(),
+  DFLASH_RETURN_IF_ERROR(target_->Sample(forward.logits, sampling_params_.As<SamplingParams>(),
                                          positions_.As<int64_t>(), options_.vocabulary, reach,
                                          sampled_.As<int32_t>()));
-  return CopyToHost(round.tokens.data(), sampled_.data(), count * int64_t{sizeof(int32_t)}, *stream_);
+  DFLASH_RETURN_IF_ERROR(
+      CopyToHost(tokens.data(), sampled_.data(), count * int64_t{sizeof(int32_t)}, *stream_));
+  return tokens;
 }
 
-// Prompt rows are committed by the forward itself; here their taps become drafter context, and a finished
-// prompt gets its first token, which becomes the anchor.
-absl::Status Engine::Impl::FinishPrefill(Round& round) {
-  StepClock clock;
-  std::vector<Drafter::CommittedRows> committed;
-  for (size_t i = 0; i < round.prefilling.size(); ++i) {
-    const SequenceRows& rows = round.batch.sequences[i];
-    committed.push_back({.slot = rows.slot,
-                         .phase = Phase::kPrefill,
-                         .first_row = round.forward.rows[i].first,
-                         .row_count = round.forward.rows[i].count,
-                         .start_position = rows.start_position});
-  }
-  if (drafter_ != nullptr) DFLASH_RETURN_IF_ERROR(drafter_->Ingest(round.forward.taps, committed));
-  clock.Charge(round.report.commit_time);
-  for (size_t i = 0; i < round.prefilling.size(); ++i) {
-    Sequence& sequence = *round.prefilling[i];
-    sequence.prefilled += round.forward.rows[i].count;
-    if (!sequence.decoding()) continue;
-    sequence.first_token = absl::Now();
-    sequence.report.prefill_time = sequence.first_token - sequence.prefill_start;
-    const int32_t token = round.tokens[static_cast<size_t>(round.forward.logits_rows[i].first)];
-    sequence.anchor = token;
-    sequence.anchor_position = sequence.prompt_size();
-    Emit(sequence, {token}, nullptr);
-  }
-  clock.Charge(round.report.detokenize_time);
-  return absl::OkStatus();
+absl::Status Engine::Impl::StartDecode(const Sequence& sequence, int32_t first_token) {
+  DecodeState state = {.anchor = first_token,
+                       .position = static_cast<int32_t>(sequence.prompt_size()),
+                       .room = static_cast<int32_t>(sequence.room()),
+                       .stop_count = static_cast<int32_t>(sequence.request.stop_token_ids.size()),
+                       .sampling = sequence.request.sampling};
+  std::copy(sequence.request.stop_token_ids.begin(), sequence.request.stop_token_ids.end(),
+            state.stop_tokens);
+  return rounds_->Start(sequence.slot, state);
 }
 
-// Walks every verification and moves all state of a sequence together: target stores, then drafter context.
-absl::Status Engine::Impl::AcceptAndCommit(Round& round) {
-  if (round.verifications.empty()) return absl::OkStatus();
-  StepClock clock;
-  std::vector<WalkResult> walks;
-  std::vector<Target::Accepted> accepted;
-  std::vector<Drafter::CommittedRows> committed;
-  for (size_t i = 0; i < round.verifications.size(); ++i) {
-    const Verification& verification = round.verifications[i];
-    const Sequence& sequence = *verification.sequence;
-    const size_t entry = round.prefilling.size() + i;
-    const auto first = round.tokens.begin() + round.forward.logits_rows[entry].first;
-    walks.push_back(Walk(
-        verification.plan, {first, first + verification.plan.rows()},
-        [&](int32_t token) { return token < 0 || sequence.IsStop(token); }, sequence.room()));
-    const auto rows = static_cast<int64_t>(walks.back().path.size());
-    accepted.push_back({.slot = sequence.slot, .rows = rows});
-    committed.push_back({.slot = sequence.slot,
-                         .phase = Phase::kVerify,
-                         .first_row = round.forward.rows[entry].first,
-                         .row_count = rows,
-                         .start_position = sequence.anchor_position});
+absl::Status Engine::Impl::EnqueueRound(const StepPlan& plan) {
+  std::vector<DecodeRounds::Member> members;
+  std::vector<Sequence*> sequences;
+  for (const StepPlan::Verify& verify : plan.verify) {
+    Sequence& sequence = *running_[static_cast<size_t>(verify.sequence)];
+    members.push_back({.slot = sequence.slot,
+                       .max_drafts = verify.max_drafts,
+                       .reach = ReachOf(sequence.request.sampling)});
+    sequences.push_back(&sequence);
+    ++sequence.rounds_in_flight;
   }
-  if (options_.ranks != nullptr) DFLASH_RETURN_IF_ERROR(options_.ranks->ShareAccepted(accepted));
-  DFLASH_RETURN_IF_ERROR(target_->Commit(accepted));
-  if (drafter_ != nullptr) DFLASH_RETURN_IF_ERROR(drafter_->Ingest(round.forward.taps, committed));
-  clock.Charge(round.report.commit_time);
-  for (size_t i = 0; i < walks.size(); ++i) {
-    Sequence& sequence = *round.verifications[i].sequence;
-    const WalkResult& walk = walks[i];
-    sequence.anchor = walk.emitted.back();
-    sequence.anchor_position += static_cast<int64_t>(walk.path.size());
-    if (drafter_ != nullptr) {
-      DFLASH_RETURN_IF_ERROR(table_->CheckLengths(sequence.slot, sequence.anchor_position,
-                                                  drafter_->context_end(sequence.slot)));
+  members_.push_back(std::move(sequences));
+  return rounds_->Enqueue(members);
+}
+
+// Reads what the oldest round in flight has done and hands the tokens out.
+absl::Status Engine::Impl::CollectRound(StepReport& report) {
+  DFLASH_ASSIGN_OR_RETURN(DecodeRounds::Outcome outcome, rounds_->Collect());
+  const std::vector<Sequence*> sequences = std::move(members_.front());
+  members_.pop_front();
+  report.draft_time += outcome.draft_time;
+  report.forward_time += outcome.forward_time;
+  report.sample_time += outcome.sample_time;
+  report.commit_time += outcome.commit_time;
+  report.captured = rounds_->captured();
+  StepClock clock;
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    Sequence& sequence = *sequences[i];
+    const DecodeRounds::SequenceOutcome& what = outcome.sequences[i];
+    --sequence.rounds_in_flight;
+    report.verify_rows += what.result.rows;
+    // It had ended before: on the device, or by a stop string, a cancellation or its deadline.
+    if (what.result.rows == 0 || sequence.done) continue;
+    ++report.sequences;
+    if (std::min(what.member.max_drafts, sequence.room() - 1) == 0) {
+      report.not_speculated.emplace_back(ReasonNotToSpeculate(sequence));
     }
-    const RoundReport report = {.drafted = static_cast<int32_t>(round.verifications[i].plan.drafts()),
-                                .accepted = walk.accepted};
-    round.report.rounds.push_back(report);
-    sequence.report.draft_time += round.report.draft_time;
-    sequence.report.verify_time += round.report.forward_time;
-    Emit(sequence, walk.emitted, &report);
+    const RoundReport round = {.drafted = what.result.rows - 1, .accepted = what.result.accepted};
+    report.rounds.push_back(round);
+    sequence.report.draft_time += outcome.draft_time;
+    sequence.report.verify_time += outcome.forward_time;
+    Emit(sequence, what.emitted, &round);
   }
-  clock.Charge(round.report.detokenize_time);
+  clock.Charge(report.detokenize_time);
   return absl::OkStatus();
+}
+
+const char* Engine::Impl::ReasonNotToSpeculate(const Sequence& sequence) const {
+  if (drafter_ == nullptr) return "disabled_server";
+  return Speculates(sequence) ? "near_max_len" : "disabled_request";
 }
 
 // Hands new tokens to the request's text and its sink, and ends the request when they say so.
@@ -639,9 +626,16 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& opti
   checked.max_prefill_tokens = checked.max_prefill_tokens / kPageTokens * kPageTokens;
   if (checked.max_prefill_tokens < kPageTokens)
     return absl::InvalidArgumentError("max_prefill_tokens must be at least 64");
+  if (checked.rounds_ahead < 0 || checked.rounds_ahead > 3)
+    return absl::InvalidArgumentError("rounds_ahead must be in [0, 3]");
   if (checked.vocabulary < 1 || checked.vocabulary > target->config().vocab_size) {
     return absl::InvalidArgumentError(
         absl::StrCat("vocabulary must be in [1, ", target->config().vocab_size, "]"));
+  }
+  if (checked.ranks != nullptr || target->communicator().size() > 1) {
+    // Other ranks' plans say the rows of every round, and not every Communicator can be captured.
+    checked.captured_rounds = false;
+    checked.rounds_ahead = 0;
   }
   auto impl = std::make_unique<Impl>(checked, target, drafter, table, tokenizer, &stream);
   DFLASH_RETURN_IF_ERROR(impl->Allocate());

@@ -1,5 +1,5 @@
-// The group's leader at work: takes requests, runs steps, reports tokens. One step is schedule, draft,
-// verify, walk, commit (docs/life-of-a-request.md walks through it).
+// The group's leader at work: takes requests, runs steps, reports tokens. One step is schedule, prompts, a
+// decode round, tokens of an earlier one (docs/life-of-a-request.md walks through it).
 #pragma once
 
 #include <cstdint>
@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "kernels/device/graph.h"
 #include "worker/engine/request.h"
 
 namespace dflash {
@@ -23,18 +24,20 @@ class Stream;
 class Target;
 class Tokenizer;
 
-// What one step did and how long its parts took; for metrics.
+// What one step did and how long its parts took; for metrics. A decode round counts in the step that reads
+// its tokens, with the times that the device measured.
 struct StepReport {
   int64_t prefill_rows = 0;
   int64_t verify_rows = 0;
   int64_t sequences = 0;         // that had rows in this step
+  bool captured = false;         // its rounds were captured graphs
   absl::Duration schedule_time;  // planning and bookkeeping
   absl::Duration draft_time;
   absl::Duration forward_time;  // target forward of all rows
   absl::Duration sample_time;
-  absl::Duration commit_time;      // commit of caches and ingestion of taps
-  absl::Duration detokenize_time;  // walk results to text and events
-  absl::Duration total_time;
+  absl::Duration commit_time;       // acceptance, commit of caches and ingestion of taps
+  absl::Duration detokenize_time;   // tokens to text and events
+  absl::Duration total_time;        // of the host
   std::vector<RoundReport> rounds;  // one per sequence in decode
   std::vector<std::string>
       not_speculated;  // reason per decoding sequence that had no drafts: "disabled_request", ...
@@ -60,6 +63,11 @@ struct EngineOptions {
   int64_t max_context_tokens = 0;    // prompt and output of one request; 0: what the target allows
   int64_t max_prefill_tokens = 512;  // prefill rows in one step; rounded down to a multiple of 64
   int64_t vocabulary = 0;            // real token ids: only [0, vocabulary) is ever emitted
+  // How decode rounds run; the defaults are the backend's. The text is the same either way.
+  bool captured_rounds = Graph::IsCaptureCostly();
+  // Rounds that the device may have been given before the tokens of the one that runs are read, so that it
+  // never waits for the host. A sequence whose end the host cannot foresee runs as many empty rounds.
+  int64_t rounds_ahead = Graph::IsCaptureCostly() ? 1 : 0;
   StepObserver* observer = nullptr;  // not owned, may be null
   RankLeader* ranks = nullptr;       // the group's other ranks; not owned, null: there are none
 };

@@ -69,9 +69,9 @@ std::map<std::string, double> Errors(size_t prompt_index, const TinyPairOptions&
   EXPECT_TRUE(ingested.ok()) << ingested;
   const ConstMatrixView features = pair->drafter->last_context_features();
   compare("context_feature_last16", *ActivationsToHost(features.Rows(features.rows - 16, 16), *pair->stream));
-  auto proposals = pair->drafter->Propose(
-      {{.slot = *slot, .token = (*prompts)[prompt_index].output_ids[0], .position = length}});
-  EXPECT_TRUE(proposals.ok()) << proposals.status();
+  const absl::Status proposed =
+      pair->drafter->ProposeAt(*slot, (*prompts)[prompt_index].output_ids[0], length);
+  EXPECT_TRUE(proposed.ok()) << proposed;
   compare("draft_logits", *ActivationsToHost(pair->drafter->last_draft_logits(), *pair->stream));
   return errors;
 }

@@ -91,8 +91,7 @@ class Group final : public PlanSender {
     for (int rank = 1; rank < size; ++rank)
       followers.push_back(std::make_unique<FollowerThread>(communicators_[static_cast<size_t>(rank)].get()));
     pair = OneThreadPair();
-    ranks = RankLeader::Create(pair.table->slots(), kBlockRows, this, communicators_[0].get(), *pair.stream)
-                .value();
+    ranks = std::make_unique<RankLeader>(this, communicators_[0].get(), *pair.stream);
     EngineOptions options;
     options.vocabulary = pair.vocabulary;
     options.max_prefill_tokens = 64;

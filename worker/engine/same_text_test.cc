@@ -1,11 +1,14 @@
 // Same text: the output is a function of (weights, prompt, parameters, seed), never of the drafter or of
 // whether there is one. Tests named *Full run the whole matrix (label slow).
+#include <algorithm>
 #include <cstdio>
 #include <random>
 #include <utility>
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "kernels/device/buffer.h"
+#include "kernels/round/round.h"
 #include "worker/testing/tiny_pair.h"
 
 namespace dflash {
@@ -20,36 +23,51 @@ using testing::MakeEngine;
 using testing::RunAll;
 using testing::TinyPair;
 
-// Keeps the books of a context that it does not need.
+// Keeps the books of a context that it does not need, and decides on the host what to propose.
 class ContextFreeDrafter : public Drafter {
  public:
-  explicit ContextFreeDrafter(int64_t slots) : ends_(static_cast<size_t>(slots), 0) {}
-  int64_t max_drafts() const override { return 15; }
+  explicit ContextFreeDrafter(TinyPair& pair) : table_(pair.table.get()), stream_(pair.stream.get()) {}
+  int64_t max_drafts() const override { return kMaxDrafts; }
+  bool is_capturable() const override { return false; }
   absl::Status Ingest(ConstMatrixView, const std::vector<CommittedRows>& rows) override {
-    for (const CommittedRows& sequence : rows)
-      ends_[static_cast<size_t>(sequence.slot)] += sequence.row_count;
+    for (const CommittedRows& sequence : rows) {
+      const absl::Status status = table_->AdvanceDraftContext(sequence.slot, sequence.row_count);
+      if (!status.ok()) return status;
+    }
     return absl::OkStatus();
   }
-  int64_t context_end(int32_t slot) const override { return ends_[static_cast<size_t>(slot)]; }
-  absl::Status Open(int32_t slot, int64_t start) override {
-    ends_[static_cast<size_t>(slot)] = start;
-    return absl::OkStatus();
+  absl::Status IngestVerified(ConstMatrixView, SegmentList segments, const int32_t* row_counts) override {
+    return AdvanceDraftLengths(segments, row_counts, table_->device_lengths(), *stream_);
+  }
+  absl::Status Open(int32_t slot, int64_t start) override { return table_->OpenDraftContext(slot, start); }
+
+ protected:
+  static constexpr int64_t kMaxDrafts = 15;
+
+  // Writes one proposal per slot; -1 ends the shorter ones.
+  absl::Status Write(const std::vector<std::vector<int32_t>>& proposals, int32_t* to) {
+    std::vector<int32_t> all;
+    for (const std::vector<int32_t>& proposal : proposals) {
+      all.insert(all.end(), proposal.begin(), proposal.end());
+      all.resize(all.size() + static_cast<size_t>(kMaxDrafts) - proposal.size(), -1);
+    }
+    return CopyToDevice(to, all.data(), static_cast<int64_t>(all.size() * sizeof(int32_t)), *stream_);
   }
 
- private:
-  std::vector<int64_t> ends_;
+  SequenceTable* table_;
+  const Stream* stream_;
 };
 
 class RandomDrafter final : public ContextFreeDrafter {
  public:
   using ContextFreeDrafter::ContextFreeDrafter;
-  absl::StatusOr<std::vector<std::vector<int32_t>>> Propose(const std::vector<Anchor>& anchors) override {
-    std::vector<std::vector<int32_t>> proposals(anchors.size());
+  absl::Status Propose(DecodeStates, const int32_t*, int64_t count, int32_t* to) override {
+    std::vector<std::vector<int32_t>> proposals(static_cast<size_t>(count));
     for (std::vector<int32_t>& proposal : proposals) {
       proposal.resize(random_() % 16);
       for (int32_t& token : proposal) token = static_cast<int32_t>(random_() % 4096);
     }
-    return proposals;
+    return Write(proposals, to);
   }
 
  private:
@@ -64,11 +82,17 @@ class OracleDrafter final : public ContextFreeDrafter {
     prompt_size_ = prompt_size;
     output_ = std::move(output);
   }
-  absl::StatusOr<std::vector<std::vector<int32_t>>> Propose(const std::vector<Anchor>& anchors) override {
-    const auto next = static_cast<size_t>(anchors[0].position - prompt_size_ + 1);
-    const size_t end = std::min(next + 15, output_.size());
-    return std::vector<std::vector<int32_t>>{{output_.begin() + static_cast<int64_t>(std::min(next, end)),
-                                              output_.begin() + static_cast<int64_t>(end)}};
+  absl::Status Propose(DecodeStates states, const int32_t* slots, int64_t, int32_t* to) override {
+    int32_t slot = 0;
+    DecodeState state;
+    absl::Status status = CopyToHost(&slot, slots, sizeof(slot), *stream_);
+    if (status.ok()) status = CopyToHost(&state, states.data + slot, sizeof(state), *stream_);
+    if (!status.ok()) return status;
+    const auto next = static_cast<size_t>(state.position - prompt_size_ + 1);
+    const size_t end = std::min(next + static_cast<size_t>(kMaxDrafts), output_.size());
+    return Write({{output_.begin() + static_cast<int64_t>(std::min(next, end)),
+                   output_.begin() + static_cast<int64_t>(end)}},
+                 to);
   }
 
  private:
@@ -120,8 +144,8 @@ int64_t Accepted(const GenerationOutcome& outcome) { return outcome.finished.acc
 void CheckMatrix(const std::vector<Sampled>& matrix) {
   absl::StatusOr<TinyPair> pair = LoadTinyPair();
   ASSERT_TRUE(pair.ok()) << pair.status();
-  RandomDrafter random(pair->table->slots());
-  OracleDrafter oracle(pair->table->slots());
+  RandomDrafter random(*pair);
+  OracleDrafter oracle(*pair);
   const auto run = [&](Drafter* drafter, SpeculationMode mode, const std::vector<Sampled>& entries) {
     std::vector<GenerationRequest> requests;
     for (const Sampled& entry : entries) requests.push_back(Request(entry, mode));

@@ -23,6 +23,7 @@ StepPlan PlanStep(const SchedulerSnapshot& snapshot) {
   for (size_t i = 0; i < snapshot.sequences.size(); ++i) {
     const ScheduledSequence& sequence = snapshot.sequences[i];
     const auto index = static_cast<int64_t>(i);
+    if (sequence.room <= 0) continue;
     const int64_t remaining = sequence.prompt_tokens - sequence.prefilled;
     if (remaining == 0) {
       // The last row always emits a token of the target's own, so at most room - 1 drafts can be used.

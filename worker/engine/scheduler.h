@@ -10,7 +10,7 @@ namespace dflash {
 struct ScheduledSequence {
   int64_t prompt_tokens = 0;
   int64_t prefilled = 0;   // prompt tokens already run; decoding once equal to prompt_tokens
-  int64_t room = 0;        // tokens it may still emit, >= 1
+  int64_t room = 0;        // most tokens it may still emit; 0: it has ended, or rounds under way may end it
   int64_t max_drafts = 0;  // 0: speculation off for this request
 };
 
@@ -40,7 +40,7 @@ struct StepPlan {
   bool empty() const { return prefill.empty() && verify.empty(); }
 };
 
-// Every decoding sequence verifies; prompts share the prefill rows in order of admission.
+// Every decoding sequence that has room verifies; prompts share the prefill rows in order of admission.
 StepPlan PlanStep(const SchedulerSnapshot& snapshot);
 
 }  // namespace dflash

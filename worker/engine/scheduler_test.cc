@@ -45,7 +45,8 @@ TEST(PlanStepTest, DecodingSequencesVerifyWithinTheirRoom) {
                          {.prompt_tokens = 5, .prefilled = 5, .room = 4, .max_drafts = 15},
                          {.prompt_tokens = 5, .prefilled = 5, .room = 1, .max_drafts = 15},
                          {.prompt_tokens = 5, .prefilled = 5, .room = 50, .max_drafts = 0},
-                         {.prompt_tokens = 5, .prefilled = 0, .room = 50, .max_drafts = 0}}));
+                         {.prompt_tokens = 5, .prefilled = 0, .room = 50, .max_drafts = 0},
+                         {.prompt_tokens = 5, .prefilled = 5, .room = 0, .max_drafts = 15}}));
   ASSERT_EQ(plan.verify.size(), 4u);
   EXPECT_EQ(plan.verify[0].max_drafts, 15);
   EXPECT_EQ(plan.verify[1].max_drafts, 3);

@@ -47,7 +47,7 @@ class Sequence {
     absl::Status status = pair_.target->Commit({{.slot = slot_, .rows = accepted}});
     ASSERT_TRUE(status.ok()) << status;
     Ingest(Phase::kVerify, accepted);
-    status = pair_.table->CheckLengths(slot_, length_, pair_.drafter->context_end(slot_));
+    status = pair_.table->CheckLengths(slot_, length_, /*has_drafter=*/true);
     ASSERT_TRUE(status.ok()) << status;
   }
 

@@ -16,6 +16,7 @@
 #include "kernels/linear/linear.h"
 #include "kernels/rms_norm/rms_norm.h"
 #include "kernels/rope/rope.h"
+#include "kernels/round/round.h"
 #include "kernels/swiglu/swiglu.h"
 #include "worker/comm/solo_communicator.h"
 #include "worker/model/residual_stream.h"
@@ -26,13 +27,20 @@
 namespace dflash {
 namespace {
 
-// Segments of one phase, on host and device.
-struct RowGroup {
-  Phase phase = Phase::kPrefill;
+// The sequences of one phase in a batch, as the host describes them.
+struct HostGroup {
   std::vector<size_t> members;     // indices into StepBatch::sequences
   std::vector<Segment> segments;   // one per member; rows are numbered from 0 in the group
   std::vector<int32_t> tokens;     // one per row
   std::vector<int32_t> logits_of;  // rows whose logits are wanted
+};
+
+// Rows of one phase on their way through the layers.
+struct RowGroup {
+  Phase phase = Phase::kPrefill;
+  const int32_t* tokens = nullptr;  // device memory, one per row
+  SegmentList segments;
+  int64_t rows = 0;
 };
 
 }  // namespace
@@ -49,6 +57,8 @@ class Target::Impl {
   absl::Status Open(int32_t slot);
   absl::StatusOr<ForwardResult> Forward(const StepBatch& batch);
   absl::Status Commit(const std::vector<Accepted>& accepted);
+  absl::StatusOr<VerifyResult> Verify(const VerifyRows& rows);
+  absl::Status CommitVerified(const VerifyRows& rows, const int32_t* row_counts);
   absl::Status FoldPending(int32_t slot);
   absl::Status Embed(const int32_t* ids, MatrixView y);
   absl::Status Head(MatrixView x, Phase phase, MatrixView logits);
@@ -67,11 +77,14 @@ class Target::Impl {
 
  private:
   absl::Status CheckBatch(const StepBatch& batch) const;
-  absl::Status RunGroup(RowGroup& group, int64_t first_tap_row, int64_t first_logits_row);
-  absl::Status FullAttention(size_t layer, RowGroup& group, SegmentList segments, ConstMatrixView x,
-                             MatrixView delta);
-  absl::Status LinearAttention(size_t layer, RowGroup& group, SegmentList segments, ConstMatrixView x,
-                               MatrixView delta);
+  absl::StatusOr<RowGroup> UploadGroup(Phase phase, const HostGroup& host);
+  // Runs the layers; the final norm's output is left in normed_.
+  absl::Status RunGroup(const RowGroup& group, int64_t first_tap_row);
+  // Logits of the group's rows `wanted`, after RunGroup.
+  absl::Status ComputeLogits(const RowGroup& group, const std::vector<int32_t>& wanted,
+                             int64_t first_logits_row);
+  absl::Status FullAttention(size_t layer, const RowGroup& group, ConstMatrixView x, MatrixView delta);
+  absl::Status LinearAttention(size_t layer, const RowGroup& group, ConstMatrixView x, MatrixView delta);
   absl::Status FeedForward(const LayerWeights& layer, Phase phase, ConstMatrixView x, MatrixView delta);
   // Hands this rank's rows of the finished hidden state `state` to whoever wants them: the drafter's taps and
   // the observer.
@@ -117,8 +130,9 @@ class Target::Impl {
   Buffer ids_, draft_ids_, prefill_segments_, verify_segments_, row_counts_;
   SoloCommunicator solo_;
 
-  // The verification that waits for Commit.
-  RowGroup pending_verify_;
+  // The verification of the last Forward, which waits for Commit.
+  std::vector<Segment> verified_segments_;
+  VerifyRows verified_;
   bool commit_due_ = false;
 };
 
@@ -296,12 +310,10 @@ absl::Status Target::Impl::CheckBatch(const StepBatch& batch) const {
 absl::StatusOr<ForwardResult> Target::Impl::Forward(const StepBatch& batch) {
   DFLASH_RETURN_IF_ERROR(CheckBatch(batch));
   // Rows of different phases never share a linear call: each phase has its own arithmetic.
-  RowGroup groups[2] = {
-      {.phase = Phase::kPrefill, .members = {}, .segments = {}, .tokens = {}, .logits_of = {}},
-      {.phase = Phase::kVerify, .members = {}, .segments = {}, .tokens = {}, .logits_of = {}}};
+  HostGroup groups[2];
   for (size_t i = 0; i < batch.sequences.size(); ++i) {
     const SequenceRows& sequence = batch.sequences[i];
-    RowGroup& group = groups[sequence.phase == Phase::kVerify];
+    HostGroup& group = groups[sequence.phase == Phase::kVerify];
     const auto first = static_cast<int32_t>(group.tokens.size());
     const auto count = static_cast<int32_t>(sequence.tokens.size());
     group.members.push_back(i);
@@ -320,50 +332,73 @@ absl::StatusOr<ForwardResult> Target::Impl::Forward(const StepBatch& batch) {
   result.logits_rows.resize(batch.sequences.size());
   int64_t first_row = 0;
   int64_t first_logits = 0;
-  for (RowGroup& group : groups) {
-    DFLASH_RETURN_IF_ERROR(RunGroup(group, first_row, first_logits));
-    for (size_t m = 0; m < group.members.size(); ++m) {
-      const SequenceRows& sequence = batch.sequences[group.members[m]];
-      const int64_t count = group.segments[m].row_count;
-      const int64_t logits = sequence.phase == Phase::kVerify ? count : (sequence.last_logits ? 1 : 0);
-      result.rows[group.members[m]] = {.first = first_row, .count = count};
-      result.logits_rows[group.members[m]] = {.first = first_logits, .count = logits};
+  for (const Phase phase : {Phase::kPrefill, Phase::kVerify}) {
+    const HostGroup& host = groups[phase == Phase::kVerify];
+    if (host.tokens.empty()) continue;
+    DFLASH_ASSIGN_OR_RETURN(const RowGroup group, UploadGroup(phase, host));
+    DFLASH_RETURN_IF_ERROR(RunGroup(group, first_row));
+    DFLASH_RETURN_IF_ERROR(ComputeLogits(group, host.logits_of, first_logits));
+    for (size_t m = 0; m < host.members.size(); ++m) {
+      const SequenceRows& sequence = batch.sequences[host.members[m]];
+      const int64_t count = host.segments[m].row_count;
+      const int64_t logits = phase == Phase::kVerify ? count : (sequence.last_logits ? 1 : 0);
+      result.rows[host.members[m]] = {.first = first_row, .count = count};
+      result.logits_rows[host.members[m]] = {.first = first_logits, .count = logits};
       first_row += count;
       first_logits += logits;
-      SequenceLengths& lengths = table->lengths(sequence.slot);
-      if (group.phase == Phase::kPrefill) {
-        lengths.target_kv += count;
-        lengths.gdn_folded += count;
-      } else {
-        lengths.gdn_folded += std::exchange(lengths.gdn_pending, 0);  // the forward has folded them
-      }
+    }
+    if (phase == Phase::kVerify) {
+      verified_segments_ = host.segments;
+      verified_ = {.tokens = group.tokens, .segments = group.segments, .rows = group.rows};
+      commit_due_ = true;
+      continue;
+    }
+    for (const Segment& segment : host.segments) {
+      DFLASH_RETURN_IF_ERROR(table->AdvancePrompt(segment.slot, segment.row_count));
     }
   }
-  pending_verify_ = std::move(groups[1]);
-  commit_due_ = !pending_verify_.members.empty();
   result.logits = logits_.Rows(first_logits);
   result.taps = taps_.Rows(first_row);
   return result;
 }
 
-absl::Status Target::Impl::RunGroup(RowGroup& group, int64_t first_tap_row, int64_t first_logits_row) {
-  const auto rows = static_cast<int64_t>(group.tokens.size());
-  if (rows == 0) return absl::OkStatus();
-  const Phase phase = group.phase;
+absl::StatusOr<RowGroup> Target::Impl::UploadGroup(Phase phase, const HostGroup& host) {
   Buffer& device_segments = phase == Phase::kVerify ? verify_segments_ : prefill_segments_;
   DFLASH_RETURN_IF_ERROR(
-      Upload(device_segments, group.segments.data(), group.segments.size() * sizeof(Segment)));
-  DFLASH_RETURN_IF_ERROR(Upload(ids_, group.tokens.data(), group.tokens.size() * sizeof(int32_t)));
-  const SegmentList segments = {.data = device_segments.As<Segment>(),
-                                .count = static_cast<int64_t>(group.segments.size())};
-  ResidualStream residual(communicator, LayoutFor(rows), rows,
+      Upload(device_segments, host.segments.data(), host.segments.size() * sizeof(Segment)));
+  DFLASH_RETURN_IF_ERROR(Upload(ids_, host.tokens.data(), host.tokens.size() * sizeof(int32_t)));
+  return RowGroup{.phase = phase,
+                  .tokens = ids_.As<int32_t>(),
+                  .segments = {.data = device_segments.As<Segment>(),
+                               .count = static_cast<int64_t>(host.segments.size())},
+                  .rows = static_cast<int64_t>(host.tokens.size())};
+}
+
+absl::StatusOr<VerifyResult> Target::Impl::Verify(const VerifyRows& rows) {
+  if (rows.rows < 1 || rows.rows > options.max_verify_rows || rows.segments.count > table->slots()) {
+    return absl::InvalidArgumentError(absl::StrCat("a verification of ", rows.rows, " rows and ",
+                                                   rows.segments.count, " sequences; at most ",
+                                                   options.max_verify_rows, " and ", table->slots()));
+  }
+  const RowGroup group = {
+      .phase = Phase::kVerify, .tokens = rows.tokens, .segments = rows.segments, .rows = rows.rows};
+  DFLASH_RETURN_IF_ERROR(RunGroup(group, /*first_tap_row=*/0));
+  const VerifyResult result = {.logits = logits_.Rows(rows.rows), .taps = taps_.Rows(rows.rows)};
+  DFLASH_RETURN_IF_ERROR(
+      Linear(normed_.Rows(rows.rows), weights.head, Phase::kVerify, result.logits, *stream));
+  return result;
+}
+
+absl::Status Target::Impl::RunGroup(const RowGroup& group, int64_t first_tap_row) {
+  const Phase phase = group.phase;
+  ResidualStream residual(communicator, LayoutFor(group.rows), group.rows,
                           {.hidden = hidden_.view(), .normed = normed_.view(), .product = delta_.view()},
                           eps(), *stream);
   const MatrixView x = residual.normed();
   const MatrixView delta = residual.product();
   const int64_t own_tap_row = first_tap_row + residual.first_row();
 
-  DFLASH_RETURN_IF_ERROR(EmbedPart(ids_.As<int32_t>(), residual.embedding()));
+  DFLASH_RETURN_IF_ERROR(EmbedPart(group.tokens, residual.embedding()));
   DFLASH_RETURN_IF_ERROR(residual.Begin());
   DFLASH_RETURN_IF_ERROR(PublishHiddenState(HiddenStateIndex{0}, phase, residual.own_rows(), own_tap_row));
   for (size_t i = 0; i < weights.layers.size(); ++i) {
@@ -379,30 +414,34 @@ absl::Status Target::Impl::RunGroup(RowGroup& group, int64_t first_tap_row, int6
                               forcing(HiddenStateIndex{static_cast<int32_t>(i)}, phase, residual.own_rows()));
     }
     if (i == 0 || is_forced) DFLASH_RETURN_IF_ERROR(residual.Norm(layer.input_norm.view()));
-    DFLASH_RETURN_IF_ERROR(IsFull(i) ? FullAttention(i, group, segments, x, delta)
-                                     : LinearAttention(i, group, segments, x, delta));
+    DFLASH_RETURN_IF_ERROR(IsFull(i) ? FullAttention(i, group, x, delta)
+                                     : LinearAttention(i, group, x, delta));
     DFLASH_RETURN_IF_ERROR(residual.AddNorm(layer.post_attention_norm.view()));
     DFLASH_RETURN_IF_ERROR(FeedForward(layer, phase, x, delta));
   }
   DFLASH_RETURN_IF_ERROR(residual.AddNorm(weights.final_norm.view()));
   if (!options.taps.empty()) {
-    const int64_t tap_rows = ResidualStream::PaddedRows(rows, communicator->size());
+    const int64_t tap_rows = ResidualStream::PaddedRows(group.rows, communicator->size());
     DFLASH_RETURN_IF_ERROR(residual.GatherTaps(taps_.view().Rows(first_tap_row, tap_rows)));
   }
   if (observer) observer(HiddenStateIndex{static_cast<int32_t>(weights.layers.size())}, phase, x);
+  return absl::OkStatus();
+}
 
-  if (group.logits_of.empty()) return absl::OkStatus();
-  const auto wanted = static_cast<int64_t>(group.logits_of.size());
-  ConstMatrixView head_input = x;
-  if (wanted != rows) {
-    for (int64_t i = 0; i < wanted; ++i) {
-      DFLASH_RETURN_IF_ERROR(CopyRows(x.Rows(group.logits_of[static_cast<size_t>(i)], 1),
+absl::Status Target::Impl::ComputeLogits(const RowGroup& group, const std::vector<int32_t>& wanted,
+                                         int64_t first_logits_row) {
+  if (wanted.empty()) return absl::OkStatus();
+  const auto count = static_cast<int64_t>(wanted.size());
+  ConstMatrixView head_input = normed_.Rows(group.rows);
+  if (count != group.rows) {
+    for (int64_t i = 0; i < count; ++i) {
+      DFLASH_RETURN_IF_ERROR(CopyRows(head_input.Rows(wanted[static_cast<size_t>(i)], 1),
                                       logits_input_.view().Rows(i, 1), *stream));
     }
-    head_input = logits_input_.Rows(wanted);
+    head_input = logits_input_.Rows(count);
   }
   // A prompt's last row is sampled like any verified row, so its logits use the arithmetic of VERIFY rows.
-  return Linear(head_input, weights.head, Phase::kVerify, logits_.view().Rows(first_logits_row, wanted),
+  return Linear(head_input, weights.head, Phase::kVerify, logits_.view().Rows(first_logits_row, count),
                 *stream);
 }
 
@@ -418,10 +457,11 @@ absl::Status Target::Impl::PublishHiddenState(HiddenStateIndex state, Phase phas
   return absl::OkStatus();
 }
 
-absl::Status Target::Impl::FullAttention(size_t index, RowGroup& group, SegmentList segments,
-                                         ConstMatrixView x, MatrixView delta) {
+absl::Status Target::Impl::FullAttention(size_t index, const RowGroup& group, ConstMatrixView x,
+                                         MatrixView delta) {
   const FullAttentionWeights& w = *weights.layers[index].full;
   const Phase phase = group.phase;
+  const SegmentList segments = group.segments;
   // Columns of the stacked projection: queries, output gates, keys, values.
   const MatrixView all = Projections(index, phase).view().Block(0, x.rows, 0, w.in.out_features());
   const MatrixView q = all.Cols(0, query_cols_);
@@ -444,10 +484,11 @@ absl::Status Target::Impl::FullAttention(size_t index, RowGroup& group, SegmentL
   return Linear(out, w.out, phase, delta, *stream);
 }
 
-absl::Status Target::Impl::LinearAttention(size_t index, RowGroup& group, SegmentList segments,
-                                           ConstMatrixView x, MatrixView delta) {
+absl::Status Target::Impl::LinearAttention(size_t index, const RowGroup& group, ConstMatrixView x,
+                                           MatrixView delta) {
   const LinearAttentionWeights& w = *weights.layers[index].linear;
   const Phase phase = group.phase;
+  const SegmentList segments = group.segments;
   // Columns of the stacked projection: conv inputs (q, k, v), output gates z, update logits b, decay logits
   // a.
   const MatrixView all = Projections(index, phase).view().Block(0, x.rows, 0, w.in.out_features());
@@ -513,13 +554,12 @@ absl::Status Target::Impl::Head(MatrixView x, Phase phase, MatrixView logits) {
 
 absl::Status Target::Impl::Commit(const std::vector<Accepted>& accepted) {
   if (!commit_due_) return absl::FailedPreconditionError("no verification waits for a commit");
-  const std::vector<Segment>& verified = pending_verify_.segments;
   std::vector<int32_t> counts;
-  if (accepted.size() != verified.size())
+  if (accepted.size() != verified_segments_.size())
     return absl::InvalidArgumentError("commit every verified sequence, in batch order");
   for (size_t i = 0; i < accepted.size(); ++i) {
-    if (accepted[i].slot != verified[i].slot || accepted[i].rows < 1 ||
-        accepted[i].rows > verified[i].row_count) {
+    if (accepted[i].slot != verified_segments_[i].slot || accepted[i].rows < 1 ||
+        accepted[i].rows > verified_segments_[i].row_count) {
       return absl::InvalidArgumentError(
           absl::StrCat("slot ", accepted[i].slot, " cannot commit ", accepted[i].rows, " rows"));
     }
@@ -527,27 +567,28 @@ absl::Status Target::Impl::Commit(const std::vector<Accepted>& accepted) {
   }
   commit_due_ = false;
   DFLASH_RETURN_IF_ERROR(Upload(row_counts_, counts.data(), counts.size() * sizeof(int32_t)));
-  const SegmentList segments = {.data = verify_segments_.As<Segment>(),
-                                .count = static_cast<int64_t>(verified.size())};
-  const auto rows = static_cast<int64_t>(pending_verify_.tokens.size());
-  for (size_t layer = 0; layer < weights.layers.size(); ++layer) {
-    const MatrixView all = verify_projections_[layer].Rows(rows);
-    if (IsFull(layer)) {
-      DFLASH_RETURN_IF_ERROR(
-          StoreKeyValue(all.Cols(2 * query_cols_, kv_cols_), all.Cols(2 * query_cols_ + kv_cols_, kv_cols_),
-                        segments, row_counts_.As<int32_t>(), table->page_table(), Pool(layer), *stream));
-    } else {
-      DFLASH_RETURN_IF_ERROR(AdvanceConvState(all.Cols(0, gdn_.QkvCols()), segments,
-                                              row_counts_.As<int32_t>(), Conv(layer), *stream));
-    }
-  }
+  DFLASH_RETURN_IF_ERROR(CommitVerified(verified_, row_counts_.As<int32_t>()));
   for (const Accepted& sequence : accepted) {
     SequenceLengths& lengths = table->lengths(sequence.slot);
     lengths.target_kv += sequence.rows;
-    lengths.gdn_pending = sequence.rows;
-    DFLASH_RETURN_IF_ERROR(table->SetPending(sequence.slot, sequence.rows));
+    lengths.gdn_folded += std::exchange(lengths.gdn_pending, sequence.rows);
   }
   return absl::OkStatus();
+}
+
+absl::Status Target::Impl::CommitVerified(const VerifyRows& verified, const int32_t* row_counts) {
+  for (size_t layer = 0; layer < weights.layers.size(); ++layer) {
+    const MatrixView all = verify_projections_[layer].Rows(verified.rows);
+    if (IsFull(layer)) {
+      DFLASH_RETURN_IF_ERROR(StoreKeyValue(all.Cols(2 * query_cols_, kv_cols_),
+                                           all.Cols(2 * query_cols_ + kv_cols_, kv_cols_), verified.segments,
+                                           row_counts, table->page_table(), Pool(layer), *stream));
+    } else {
+      DFLASH_RETURN_IF_ERROR(
+          AdvanceConvState(all.Cols(0, gdn_.QkvCols()), verified.segments, row_counts, Conv(layer), *stream));
+    }
+  }
+  return AdvanceTargetLengths(verified.segments, row_counts, table->device_lengths(), *stream);
 }
 
 absl::Status Target::Impl::Open(int32_t slot) {
@@ -563,16 +604,14 @@ absl::Status Target::Impl::Open(int32_t slot) {
 }
 
 absl::Status Target::Impl::FoldPending(int32_t slot) {
-  SequenceLengths& lengths = table->lengths(slot);
-  if (lengths.gdn_pending == 0) return absl::OkStatus();
+  if (table->lengths(slot).gdn_pending == 0) return absl::OkStatus();
   DFLASH_RETURN_IF_ERROR(Upload(row_counts_, &slot, sizeof(slot)));
   for (size_t layer = 0; layer < weights.layers.size(); ++layer) {
     if (IsFull(layer)) continue;
     DFLASH_RETURN_IF_ERROR(
         GatedDeltaNetFold(gdn_, row_counts_.As<int32_t>(), 1, table->pending(), Recurrent(layer), *stream));
   }
-  lengths.gdn_folded += std::exchange(lengths.gdn_pending, 0);
-  return table->SetPending(slot, 0);
+  return table->SetFolded(slot);
 }
 
 absl::StatusOr<std::vector<std::vector<float>>> Target::Impl::ExportState(int32_t slot) {
@@ -616,6 +655,10 @@ absl::StatusOr<std::unique_ptr<Target>> Target::Load(const TargetConfig& config,
 absl::Status Target::Open(int32_t slot) { return impl_->Open(slot); }
 absl::StatusOr<ForwardResult> Target::Forward(const StepBatch& batch) { return impl_->Forward(batch); }
 absl::Status Target::Commit(const std::vector<Accepted>& accepted) { return impl_->Commit(accepted); }
+absl::StatusOr<VerifyResult> Target::Verify(const VerifyRows& rows) { return impl_->Verify(rows); }
+absl::Status Target::CommitVerified(const VerifyRows& rows, const int32_t* row_counts) {
+  return impl_->CommitVerified(rows, row_counts);
+}
 absl::Status Target::FoldPending(int32_t slot) { return impl_->FoldPending(slot); }
 absl::StatusOr<std::vector<std::vector<float>>> Target::ExportState(int32_t slot) {
   return impl_->ExportState(slot);

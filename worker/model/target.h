@@ -50,6 +50,19 @@ struct ForwardResult {
   std::vector<RowRange> logits_rows;  // in logits
 };
 
+// The rows of a verification as the device describes them: nobody on the host knows their tokens and
+// positions, or how many of them are used. Rows outside every segment are computed and mean nothing.
+struct VerifyRows {
+  const int32_t* tokens = nullptr;  // device memory, one per row, all inside the vocabulary
+  SegmentList segments;             // a slot at most once
+  int64_t rows = 0;
+};
+// Views into the target's memory, valid until the next Forward or Verify.
+struct VerifyResult {
+  MatrixView logits;  // f32 [rows, padded vocabulary]
+  MatrixView taps;    // activation dtype [rows, taps * D]
+};
+
 // Sees hidden states on their way (golden tests, doctor): `rows` are those of one phase, in batch order.
 // State 0 is the embedding, k the residual after layer k - 1, the last one is after the final norm. Where the
 // residual is sharded, this rank's rows.
@@ -106,6 +119,12 @@ class Target {
     int64_t rows = 0;  // [1, rows in the batch]
   };
   absl::Status Commit(const std::vector<Accepted>& accepted);
+
+  // The same for rows in device memory, enqueued without a look at them, so that a decode round can be
+  // captured. The host's lengths follow from SequenceTable::TakeLengths. row_counts: int32 [segments], device
+  // memory; [0, rows of the segment]. Errors: InvalidArgument (too many rows).
+  absl::StatusOr<VerifyResult> Verify(const VerifyRows& rows);
+  absl::Status CommitVerified(const VerifyRows& rows, const int32_t* row_counts);
 
   // Folds pending delta records of a slot into its recurrent state (before a checkpoint, preemption or
   // comparison).

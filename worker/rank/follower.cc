@@ -12,9 +12,13 @@ absl::StatusOr<std::unique_ptr<RankFollower>> RankFollower::Create(int64_t max_b
                                                                    Communicator* communicator,
                                                                    const Stream& stream) {
   std::unique_ptr<RankFollower> follower(new RankFollower(target, table, communicator, &stream));
-  DFLASH_ASSIGN_OR_RETURN(
-      follower->values_,
-      Buffer::Allocate(table->slots() * max_block_rows * static_cast<int64_t>(sizeof(int32_t)), stream));
+  const auto word = static_cast<int64_t>(sizeof(int32_t));
+  DFLASH_ASSIGN_OR_RETURN(follower->tokens_,
+                          Buffer::Allocate(table->slots() * max_block_rows * word, stream));
+  DFLASH_ASSIGN_OR_RETURN(follower->segments_,
+                          Buffer::Allocate(table->slots() * static_cast<int64_t>(sizeof(Segment)), stream));
+  DFLASH_ASSIGN_OR_RETURN(follower->row_counts_, Buffer::Allocate(table->slots() * word, stream));
+  DFLASH_ASSIGN_OR_RETURN(follower->lengths_, PinnedBuffer::Allocate(table->LengthsBytes(), stream));
   follower->sampling_.resize(static_cast<size_t>(table->slots()));
   return follower;
 }
@@ -29,39 +33,23 @@ absl::Status RankFollower::Run(const RankPlan& plan) {
   hash_ = plan.hash;
   DFLASH_RETURN_IF_ERROR(ChangeSlots(plan));
 
-  StepBatch batch;
+  StepBatch prompts;
   int64_t verify_rows = 0, verifications = 0;
   for (const RankPlan::Rows& rows : plan.rows) {
-    if (rows.phase != Phase::kVerify) continue;
-    verify_rows += rows.count;
-    ++verifications;
-  }
-  DFLASH_ASSIGN_OR_RETURN(const std::vector<int32_t> tokens, Receive(verify_rows));
-  auto next = tokens.begin();
-  for (const RankPlan::Rows& rows : plan.rows) {
-    SequenceRows& sequence = batch.sequences.emplace_back();
-    sequence.slot = rows.slot;
-    sequence.phase = rows.phase;
-    sequence.start_position = rows.start_position;
-    sequence.last_logits = rows.last_logits;
-    if (rows.phase == Phase::kPrefill) {
-      sequence.tokens = rows.tokens;
+    if (rows.phase == Phase::kVerify) {
+      verify_rows += rows.count;
+      ++verifications;
       continue;
     }
-    for (int64_t row = 0; row < rows.count; ++row, ++next) {
-      if (*next >= 0) sequence.tokens.push_back(*next);  // -1: the drafter proposed fewer
-    }
+    prompts.sequences.push_back({.slot = rows.slot,
+                                 .phase = Phase::kPrefill,
+                                 .start_position = rows.start_position,
+                                 .tokens = rows.tokens,
+                                 .parents = {},
+                                 .last_logits = rows.last_logits});
   }
-  if (!batch.sequences.empty()) DFLASH_RETURN_IF_ERROR(target_->Forward(batch).status());
-  if (verifications > 0) {
-    DFLASH_ASSIGN_OR_RETURN(const std::vector<int32_t> counts, Receive(verifications));
-    std::vector<Target::Accepted> accepted;
-    for (const RankPlan::Rows& rows : plan.rows) {
-      if (rows.phase == Phase::kVerify)
-        accepted.push_back({.slot = rows.slot, .rows = counts[accepted.size()]});
-    }
-    DFLASH_RETURN_IF_ERROR(target_->Commit(accepted));
-  }
+  if (!prompts.sequences.empty()) DFLASH_RETURN_IF_ERROR(target_->Forward(prompts).status());
+  if (verifications > 0) DFLASH_RETURN_IF_ERROR(Verify(plan, verify_rows, verifications));
   number_ = plan.number;
   return absl::OkStatus();
 }
@@ -86,14 +74,26 @@ absl::Status RankFollower::ChangeSlots(const RankPlan& plan) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<int32_t>> RankFollower::Receive(int64_t count) {
-  std::vector<int32_t> values(static_cast<size_t>(count));
-  if (count == 0) return values;
-  const int64_t bytes = count * static_cast<int64_t>(sizeof(int32_t));
-  if (bytes > values_.bytes()) return absl::InternalError(absl::StrCat("a broadcast of ", bytes, " bytes"));
-  DFLASH_RETURN_IF_ERROR(communicator_->Broadcast(values_.data(), bytes, 0, *stream_));
-  DFLASH_RETURN_IF_ERROR(CopyToHost(values.data(), values_.data(), bytes, *stream_));
-  return values;
+absl::Status RankFollower::Verify(const RankPlan& plan, int64_t rows, int64_t count) {
+  const auto word = static_cast<int64_t>(sizeof(int32_t));
+  if (rows * word > tokens_.bytes() || count > table_->slots()) {
+    return absl::InternalError(absl::StrCat("a verification of ", rows, " rows and ", count, " sequences"));
+  }
+  DFLASH_RETURN_IF_ERROR(communicator_->Broadcast(tokens_.data(), rows * word, 0, *stream_));
+  DFLASH_RETURN_IF_ERROR(
+      communicator_->Broadcast(segments_.data(), count * static_cast<int64_t>(sizeof(Segment)), 0, *stream_));
+  const VerifyRows verified = {.tokens = tokens_.As<int32_t>(),
+                               .segments = {.data = segments_.As<Segment>(), .count = count},
+                               .rows = rows};
+  DFLASH_RETURN_IF_ERROR(target_->Verify(verified).status());
+  DFLASH_RETURN_IF_ERROR(communicator_->Broadcast(row_counts_.data(), count * word, 0, *stream_));
+  DFLASH_RETURN_IF_ERROR(target_->CommitVerified(verified, row_counts_.As<int32_t>()));
+  DFLASH_RETURN_IF_ERROR(table_->CopyLengths(lengths_));
+  DFLASH_RETURN_IF_ERROR(stream_->Synchronize());
+  for (const RankPlan::Rows& planned : plan.rows) {
+    if (planned.phase == Phase::kVerify) table_->TakeLengths(lengths_, planned.slot);
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace dflash

@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/device/buffer.h"
+#include "kernels/device/pinned_buffer.h"
 #include "kernels/device/stream.h"
 #include "worker/cache/sequence_table.h"
 #include "worker/comm/communicator.h"
@@ -35,14 +36,15 @@ class RankFollower {
   RankFollower(Target* target, SequenceTable* table, Communicator* communicator, const Stream* stream)
       : target_(target), table_(table), communicator_(communicator), stream_(stream) {}
   absl::Status ChangeSlots(const RankPlan& plan);
-  // The `count` values that the leader broadcasts.
-  absl::StatusOr<std::vector<int32_t>> Receive(int64_t count);
+  // Verifies `rows` rows of `count` sequences as the leader describes them, and commits what it accepts.
+  absl::Status Verify(const RankPlan& plan, int64_t rows, int64_t count);
 
   Target* const target_;
   SequenceTable* const table_;
   Communicator* const communicator_;
   const Stream* const stream_;
-  Buffer values_;
+  Buffer tokens_, segments_, row_counts_;  // of a verification
+  PinnedBuffer lengths_;
   std::vector<SamplingParams> sampling_;  // per slot
   uint64_t number_ = 0;
   uint64_t hash_ = 0;

@@ -7,7 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kernels/device/buffer.h"
+#include "kernels/batch/segments.h"
 #include "kernels/device/stream.h"
 #include "worker/comm/communicator.h"
 #include "worker/model/target.h"
@@ -24,14 +24,13 @@ class PlanSender {
 };
 
 // The engine calls it in this order: OnOpen and OnClose whenever a slot changes hands, then for every step
-// Begin, ShareTokens when the step verifies, the target's forward, ShareAccepted when it verifies, the
-// target's commit. Engine thread only.
+// Begin, the target's forward of prompt rows, and when the step verifies ShareRows, the target's
+// verification, ShareRowCounts, the target's commit. Engine thread only.
 class RankLeader {
  public:
-  // Room for the broadcasts: verify rows of all sequences. Sender, communicator and stream are not owned.
-  static absl::StatusOr<std::unique_ptr<RankLeader>> Create(int64_t max_sequences, int64_t max_block_rows,
-                                                            PlanSender* sender, Communicator* communicator,
-                                                            const Stream& stream);
+  // Sender, communicator and stream are not owned.
+  RankLeader(PlanSender* sender, Communicator* communicator, const Stream& stream)
+      : sender_(sender), communicator_(communicator), stream_(&stream) {}
 
   void OnOpen(int32_t slot, int64_t reserved_tokens, const SamplingParams& sampling);
   void OnClose(int32_t slot);
@@ -39,30 +38,24 @@ class RankLeader {
   // The rows that one verification may have.
   struct VerifyRows {
     int32_t slot = 0;
-    int64_t start_position = 0;
     int64_t max_rows = 0;  // anchor and drafts
   };
   // Sends the step's plan: `prefill` are the prompt rows at the front of the batch, `verify` what follows.
   absl::Status Begin(const std::vector<SequenceRows>& prefill, const std::vector<VerifyRows>& verify,
                      int64_t draft_sequences);
-  // Broadcasts the tokens of the verifications, one list for each in Begin's order, of 1 to max_rows tokens.
-  absl::Status ShareTokens(const std::vector<const std::vector<int32_t>*>& tokens);
-  // Broadcasts how many rows of each verification are committed.
-  absl::Status ShareAccepted(const std::vector<Target::Accepted>& accepted);
+  // Broadcasts the rows of the verification, as they lie in device memory; `rows` is the sum of max_rows, the
+  // segments are in Begin's order.
+  absl::Status ShareRows(int32_t* tokens, int64_t rows, Segment* segments, int64_t count);
+  // Broadcasts how many rows of each segment are committed; device memory.
+  absl::Status ShareRowCounts(int32_t* row_counts, int64_t count);
 
  private:
-  RankLeader(PlanSender* sender, Communicator* communicator, const Stream* stream)
-      : sender_(sender), communicator_(communicator), stream_(stream) {}
-  absl::Status Broadcast(const std::vector<int32_t>& values);
-
   PlanSender* const sender_;
   Communicator* const communicator_;
   const Stream* const stream_;
-  Buffer values_;
   uint64_t number_ = 0;
   uint64_t hash_ = 0;
   std::vector<RankPlan::SlotChange> slots_;  // since the last plan
-  std::vector<VerifyRows> verify_;           // of the plan that has been sent
 };
 
 }  // namespace dflash

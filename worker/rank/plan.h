@@ -24,8 +24,8 @@ struct RankPlan {
   struct Rows {
     int32_t slot = 0;
     Phase phase = Phase::kPrefill;
-    int64_t start_position = 0;
-    int64_t count = 0;            // PREFILL: rows. VERIFY: the most that the broadcast may bring
+    int64_t start_position = 0;   // PREFILL. VERIFY: 0, positions are the running round's business
+    int64_t count = 0;            // PREFILL: rows. VERIFY: the most that it may use
     std::vector<int32_t> tokens;  // PREFILL: `count` of them. VERIFY: none
     bool last_logits = false;     // PREFILL
   };

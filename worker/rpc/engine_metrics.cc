@@ -16,7 +16,10 @@ double Ratio(int64_t part, int64_t whole) {
 // Series are made at once rather than when first observed: a rate needs the zero before the first event.
 EngineMetrics::EngineMetrics(const Options& options) {
   for (const char* kind : {"prefill", "verify", "mixed"}) {
-    steps_[kind] = &registry_.Counter(metrics::kEngineSteps, {{"kind", kind}, {"exec", "eager"}});
+    for (bool captured : {false, true}) {
+      const char* exec = captured ? "graph" : "eager";
+      steps_[{kind, captured}] = &registry_.Counter(metrics::kEngineSteps, {{"kind", kind}, {"exec", exec}});
+    }
     step_seconds_[kind] = &registry_.Histogram(metrics::kEngineStepSeconds, {{"kind", kind}});
   }
   for (const char* part : {"schedule", "draft", "verify", "sample", "commit", "detokenize"}) {
@@ -74,7 +77,7 @@ void EngineMetrics::OnRound(const RoundReport& round) {
 
 void EngineMetrics::OnStep(const StepReport& report, const EngineGauges&) {
   const char* kind = report.verify_rows == 0 ? "prefill" : report.prefill_rows == 0 ? "verify" : "mixed";
-  steps_[kind]->Increment();
+  steps_[{kind, report.captured}]->Increment();
   step_seconds_[kind]->Observe(absl::ToDoubleSeconds(report.total_time));
   const auto part = [&](const char* name, absl::Duration time) {
     part_seconds_[name]->Observe(absl::ToDoubleSeconds(time));

@@ -3,6 +3,7 @@
 
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/metric_registry.h"
@@ -32,10 +33,10 @@ class EngineMetrics final : public StepObserver {
   void OnRound(const RoundReport& round);
 
   MetricRegistry registry_;
-  std::map<std::string, prometheus::Counter*> steps_;           // by kind
-  std::map<std::string, prometheus::Histogram*> step_seconds_;  // by kind
-  std::map<std::string, prometheus::Histogram*> part_seconds_;  // by part
-  std::map<std::string, prometheus::Counter*> skipped_;         // by reason
+  std::map<std::pair<std::string, bool>, prometheus::Counter*> steps_;  // by kind, captured or not
+  std::map<std::string, prometheus::Histogram*> step_seconds_;          // by kind
+  std::map<std::string, prometheus::Histogram*> part_seconds_;          // by part
+  std::map<std::string, prometheus::Counter*> skipped_;                 // by reason
   prometheus::Histogram* batch_size_;
   prometheus::Histogram* batch_tokens_;
   prometheus::Counter* drafts_;

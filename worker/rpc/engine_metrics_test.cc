@@ -95,6 +95,11 @@ TEST(EngineMetrics, KindsOfSteps) {
   const auto samples = Samples(metrics);
   EXPECT_EQ(samples.at("engine_steps_total{exec=eager,kind=prefill,}"), 1);
   EXPECT_EQ(samples.at("engine_steps_total{exec=eager,kind=mixed,}"), 1);
+  EXPECT_EQ(samples.at("engine_steps_total{exec=graph,kind=verify,}"), 0);
+  report.prefill_rows = 0;
+  report.captured = true;
+  metrics.OnStep(report, {});
+  EXPECT_EQ(Samples(metrics).at("engine_steps_total{exec=graph,kind=verify,}"), 1);
   EXPECT_EQ(samples.at("spec_decode_enabled{method=dflash,}"), 0);
   EXPECT_EQ(samples.at("engine_step_part_seconds{part=draft,}_count"), 0);
 }

@@ -6,8 +6,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "kernels/device/buffer.h"
-#include "kernels/device/cuda/event.h"
-#include "kernels/device/cuda/pinned_buffer.h"
+#include "kernels/device/event.h"
+#include "kernels/device/pinned_buffer.h"
 
 namespace dflash {
 

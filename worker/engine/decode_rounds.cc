@@ -1,0 +1,233 @@
+#include "worker/engine/decode_rounds.h"
+
+#include <algorithm>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "kernels/device/timestamp.h"
+#include "worker/cache/sequence_table.h"
+#include "worker/draft/drafter.h"
+#include "worker/model/target.h"
+#include "worker/rank/leader.h"
+
+namespace dflash {
+namespace {
+
+template <typename T>
+absl::Status AllocateArray(Buffer& buffer, int64_t count, const Stream& stream) {
+  DFLASH_ASSIGN_OR_RETURN(buffer, Buffer::Allocate(count * int64_t{sizeof(T)}, stream));
+  return absl::OkStatus();
+}
+
+template <typename T>
+absl::Status Upload(const Buffer& buffer, const std::vector<T>& values, const Stream& stream) {
+  return CopyToDevice(buffer.data(), values.data(), static_cast<int64_t>(values.size() * sizeof(T)), stream);
+}
+
+bool SameEntries(const std::vector<RoundEntry>& a, const std::vector<RoundEntry>& b) {
+  static_assert(std::has_unique_object_representations_v<RoundEntry>);
+  return a.size() == b.size() &&
+         (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(RoundEntry)) == 0);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<DecodeRounds>> DecodeRounds::Create(const Options& options, Target* target,
+                                                                   Drafter* drafter, SequenceTable* table,
+                                                                   const Stream& stream) {
+  if (options.max_in_flight < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("at least one round must be in flight, got ", options.max_in_flight));
+  }
+  std::unique_ptr<DecodeRounds> rounds(new DecodeRounds(options, target, drafter, table, &stream));
+  if (drafter != nullptr && !drafter->is_capturable()) rounds->options_.captured = false;
+  DFLASH_RETURN_IF_ERROR(rounds->Allocate());
+  return rounds;
+}
+
+DecodeRounds::~DecodeRounds() { Abandon(); }
+
+int64_t DecodeRounds::block_rows() const { return 1 + (drafter_ == nullptr ? 0 : drafter_->max_drafts()); }
+
+absl::Status DecodeRounds::Allocate() {
+  slots_ = table_->slots();
+  max_rows_ = slots_ * block_rows();
+  DFLASH_RETURN_IF_ERROR(AllocateArray<DecodeState>(states_, slots_, *stream_));
+  DFLASH_RETURN_IF_ERROR(AllocateArray<RoundEntry>(entries_, slots_, *stream_));
+  DFLASH_RETURN_IF_ERROR(AllocateArray<int32_t>(draft_slots_, slots_, *stream_));
+  DFLASH_RETURN_IF_ERROR(AllocateArray<int32_t>(proposals_, max_rows_, *stream_));
+  DFLASH_RETURN_IF_ERROR(AllocateArray<int32_t>(tokens_, max_rows_, *stream_));
+  DFLASH_RETURN_IF_ERROR(AllocateArray<int64_t>(positions_, max_rows_, *stream_));
+  DFLASH_RETURN_IF_ERROR(AllocateArray<SamplingParams>(sampling_, max_rows_, *stream_));
+  DFLASH_RETURN_IF_ERROR(AllocateArray<Segment>(segments_, slots_, *stream_));
+  DFLASH_RETURN_IF_ERROR(AllocateArray<int32_t>(row_counts_, slots_, *stream_));
+  const int64_t report_bytes = SampledOffset() + max_rows_ * int64_t{sizeof(int32_t)};
+  DFLASH_RETURN_IF_ERROR(AllocateArray<char>(report_, report_bytes, *stream_));
+  for (int64_t i = 0; i < options_.max_in_flight; ++i) {
+    DFLASH_ASSIGN_OR_RETURN(Event done, Event::Create(Event::Timing::kOff, *stream_));
+    DFLASH_ASSIGN_OR_RETURN(PinnedBuffer report, PinnedBuffer::Allocate(report_bytes, *stream_));
+    DFLASH_ASSIGN_OR_RETURN(PinnedBuffer lengths, PinnedBuffer::Allocate(table_->LengthsBytes(), *stream_));
+    free_.push_back({.members = {},
+                     .first_rows = {},
+                     .report = std::move(report),
+                     .lengths = std::move(lengths),
+                     .done = std::move(done)});
+  }
+  return absl::OkStatus();
+}
+
+VerifyArrays DecodeRounds::rows() const {
+  return {.tokens = tokens_.As<int32_t>(),
+          .positions = positions_.As<int64_t>(),
+          .sampling = sampling_.As<SamplingParams>(),
+          .segments = segments_.As<Segment>()};
+}
+
+absl::Status DecodeRounds::Start(int32_t slot, const DecodeState& state) {
+  return CopyToDevice(states_.As<DecodeState>() + slot, &state, sizeof(state), *stream_);
+}
+
+absl::Status DecodeRounds::Enqueue(const std::vector<Member>& members) {
+  const auto count = static_cast<int64_t>(members.size());
+  if (count < 1 || count > slots_ || free_.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a round of ", count, " sequences with ", in_flight(), " rounds in flight"));
+  }
+  // The plan: who takes part and where the rows lie.
+  bool drafts = false;
+  for (const Member& member : members) drafts |= member.max_drafts > 0;
+  InFlight round = std::move(free_.back());
+  free_.pop_back();
+  round.members = members;
+  round.first_rows.clear();
+  std::vector<RoundEntry> entries;
+  std::vector<int32_t> draft_slots;
+  Shape shape;
+  shape.sequences = count;
+  const bool needs_reach = target_->communicator().size() > 1;
+  for (const Member& member : members) {
+    if (needs_reach) shape.reach = std::max(shape.reach, member.reach);
+    const bool proposes = options_.captured ? drafts : member.max_drafts > 0;
+    const int64_t capacity = !proposes ? 1 : options_.captured ? block_rows() : 1 + member.max_drafts;
+    entries.push_back({.slot = member.slot,
+                       .first_row = static_cast<int32_t>(shape.rows),
+                       .row_capacity = static_cast<int32_t>(capacity),
+                       .max_drafts = static_cast<int32_t>(member.max_drafts),
+                       .proposal = proposes ? static_cast<int32_t>(shape.drafting) : -1});
+    round.first_rows.push_back(entries.back().first_row);
+    shape.rows += capacity;
+    if (!proposes) continue;
+    draft_slots.push_back(member.slot);
+    ++shape.drafting;
+  }
+  if (!SameEntries(entries, planned_entries_)) {
+    DFLASH_RETURN_IF_ERROR(Upload(entries_, entries, *stream_));
+    planned_entries_ = std::move(entries);
+  }
+  if (draft_slots != planned_draft_slots_) {
+    DFLASH_RETURN_IF_ERROR(Upload(draft_slots_, draft_slots, *stream_));
+    planned_draft_slots_ = std::move(draft_slots);
+  }
+  DFLASH_RETURN_IF_ERROR(Run(shape));
+  // Behind the round and before the next one, so every round has memory of its own on the host only.
+  DFLASH_RETURN_IF_ERROR(CopyToPinned(round.report, report_.data(), report_.bytes(), *stream_));
+  DFLASH_RETURN_IF_ERROR(table_->CopyLengths(round.lengths));
+  DFLASH_RETURN_IF_ERROR(round.done.Record(*stream_));
+  in_flight_.push_back(std::move(round));
+  return absl::OkStatus();
+}
+
+absl::Status DecodeRounds::Run(const Shape& shape) {
+  if (!options_.captured) return EnqueueWork(shape);
+  const auto [entry, is_new] = graphs_.try_emplace(shape);
+  if (is_new) return EnqueueWork(shape);
+  std::optional<Graph>& graph = entry->second;
+  if (!graph) {
+    DFLASH_ASSIGN_OR_RETURN(graph, Graph::Capture(*stream_, [this, shape] { return EnqueueWork(shape); }));
+  }
+  return graph->Launch(*stream_);
+}
+
+// The round itself. Nothing here reads what the device computes: shapes and addresses depend on `shape`
+// alone.
+absl::Status DecodeRounds::EnqueueWork(const Shape& shape) {
+  const RoundEntries entries = {.data = entries_.As<RoundEntry>(), .count = shape.sequences};
+  auto* proposals = proposals_.As<int32_t>();
+  DFLASH_RETURN_IF_ERROR(RecordMark(kStart));
+
+  if (shape.drafting > 0) {
+    DFLASH_RETURN_IF_ERROR(
+        drafter_->Propose(states(), draft_slots_.As<int32_t>(), shape.drafting, proposals));
+  }
+  DFLASH_RETURN_IF_ERROR(
+      MakeVerifyRows(states(), entries, proposals, block_rows() - 1, options_.vocabulary, rows(), *stream_));
+  DFLASH_RETURN_IF_ERROR(RecordMark(kDrafted));
+
+  if (options_.ranks != nullptr) {
+    DFLASH_RETURN_IF_ERROR(options_.ranks->ShareRows(tokens_.As<int32_t>(), shape.rows,
+                                                     segments_.As<Segment>(), shape.sequences));
+  }
+  const VerifyRows verified = {.tokens = tokens_.As<int32_t>(),
+                               .segments = {.data = segments_.As<Segment>(), .count = shape.sequences},
+                               .rows = shape.rows};
+  DFLASH_ASSIGN_OR_RETURN(const VerifyResult forward, target_->Verify(verified));
+  DFLASH_RETURN_IF_ERROR(RecordMark(kVerified));
+
+  DFLASH_RETURN_IF_ERROR(target_->Sample(forward.logits, sampling_.As<SamplingParams>(),
+                                         positions_.As<int64_t>(), options_.vocabulary, shape.reach,
+                                         sampled()));
+  DFLASH_RETURN_IF_ERROR(RecordMark(kSampled));
+
+  // All state of a sequence moves together: target stores, then drafter context.
+  auto* row_counts = row_counts_.As<int32_t>();
+  DFLASH_RETURN_IF_ERROR(AcceptRows(entries, rows(), sampled(), states(), row_counts, results(), *stream_));
+  if (options_.ranks != nullptr) {
+    DFLASH_RETURN_IF_ERROR(options_.ranks->ShareRowCounts(row_counts, shape.sequences));
+  }
+  DFLASH_RETURN_IF_ERROR(target_->CommitVerified(verified, row_counts));
+  if (drafter_ != nullptr) {
+    DFLASH_RETURN_IF_ERROR(drafter_->IngestVerified(forward.taps, verified.segments, row_counts));
+  }
+  return RecordMark(kCommitted);
+}
+
+absl::Status DecodeRounds::RecordMark(Mark mark) const { return RecordTime(times() + mark, *stream_); }
+
+absl::StatusOr<DecodeRounds::Outcome> DecodeRounds::Collect() {
+  if (in_flight_.empty()) return absl::FailedPreconditionError("no round is in flight");
+  InFlight round = std::move(in_flight_.front());
+  in_flight_.pop_front();
+  DFLASH_RETURN_IF_ERROR(round.done.Synchronize());
+  const auto* report = round.report.As<char>();
+  const auto* times = round.report.As<int64_t>();
+  const auto* results = reinterpret_cast<const RoundResult*>(report + ResultsOffset());
+  const auto* tokens = reinterpret_cast<const int32_t*>(report + SampledOffset());
+  const auto between = [&](Mark from, Mark to) { return absl::Nanoseconds(times[to] - times[from]); };
+  Outcome outcome;
+  outcome.draft_time = between(kStart, kDrafted);
+  outcome.forward_time = between(kDrafted, kVerified);
+  outcome.sample_time = between(kVerified, kSampled);
+  outcome.commit_time = between(kSampled, kCommitted);
+  for (size_t i = 0; i < round.members.size(); ++i) {
+    const Member& member = round.members[i];
+    const int32_t* emitted = tokens + round.first_rows[i];
+    outcome.sequences.push_back(
+        {.member = member, .result = results[i], .emitted = {emitted, emitted + results[i].emitted}});
+    table_->TakeLengths(round.lengths, member.slot);
+    DFLASH_RETURN_IF_ERROR(table_->CheckLengths(member.slot, results[i].position, drafter_ != nullptr));
+  }
+  free_.push_back(std::move(round));
+  return outcome;
+}
+
+void DecodeRounds::Abandon() {
+  if (in_flight_.empty()) return;
+  (void)stream_->Synchronize();  // whoever abandons rounds has an error already, or needs none
+  for (InFlight& round : in_flight_) free_.push_back(std::move(round));
+  in_flight_.clear();
+}
+
+}  // namespace dflash

@@ -1,0 +1,142 @@
+// The decode loop as the device runs it: a round is draft, verify, sample, accept, commit and ingest of every
+// sequence in decode, enqueued as a whole. What the next round needs stays in device memory, so the host may
+// enqueue a round before it has read the tokens of the last one (docs/adr/0008-round-on-the-device.md).
+#pragma once
+
+#include <compare>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "kernels/device/buffer.h"
+#include "kernels/device/event.h"
+#include "kernels/device/graph.h"
+#include "kernels/device/pinned_buffer.h"
+#include "kernels/device/stream.h"
+#include "kernels/round/round.h"
+#include "kernels/sampling/sharded_sampling.h"
+
+namespace dflash {
+
+class Drafter;
+class RankLeader;
+class SequenceTable;
+class Target;
+
+class DecodeRounds {
+ public:
+  struct Options {
+    int64_t vocabulary = 0;  // real token ids: only [0, vocabulary) is ever emitted
+    // Rounds are captured and replayed. A graph has one shape, so every sequence then gets the rows of a
+    // whole block. Otherwise every round has just the rows that it needs.
+    bool captured = Graph::IsCaptureCostly();
+    int64_t max_in_flight = 1;    // rounds enqueued and not collected
+    RankLeader* ranks = nullptr;  // the group's other ranks; not owned, null: there are none
+  };
+  // Nothing is owned; drafter may be null. Rounds of a drafter that cannot be captured are not. Errors:
+  // ResourceExhausted.
+  static absl::StatusOr<std::unique_ptr<DecodeRounds>> Create(const Options& options, Target* target,
+                                                              Drafter* drafter, SequenceTable* table,
+                                                              const Stream& stream);
+  ~DecodeRounds();  // waits for what is in flight
+
+  // A sequence begins to decode: its prompt is in the stores, its first token is the anchor.
+  absl::Status Start(int32_t slot, const DecodeState& state);
+
+  struct Member {
+    int32_t slot = 0;
+    int64_t max_drafts = 0;                      // of this round
+    SamplingReach reach = SamplingReach::kBest;  // of its sampling parameters
+  };
+  // Enqueues one round of the members (at least one, each slot once). The plan says who takes part and how
+  // many drafts at most; how many rows are used, and what is accepted, is decided on the device. A member
+  // that an earlier round has ended runs an empty round.
+  absl::Status Enqueue(const std::vector<Member>& members);
+
+  int64_t in_flight() const { return static_cast<int64_t>(in_flight_.size()); }
+  bool captured() const { return options_.captured; }
+
+  struct SequenceOutcome {
+    Member member;
+    RoundResult result;
+    std::vector<int32_t> emitted;
+  };
+  struct Outcome {
+    std::vector<SequenceOutcome> sequences;                             // as they were enqueued
+    absl::Duration draft_time, forward_time, sample_time, commit_time;  // on the device
+  };
+  // Waits for the oldest round in flight, takes the lengths of its members over into the table and checks
+  // that all stores of each end at its anchor (Internal).
+  absl::StatusOr<Outcome> Collect();
+
+  // Waits for the rounds in flight and forgets them.
+  void Abandon();
+
+ private:
+  // What a captured graph is made for.
+  struct Shape {
+    int64_t sequences = 0;
+    int64_t drafting = 0;
+    int64_t rows = 0;
+    SamplingReach reach = SamplingReach::kBest;  // in a group of ranks; one rank alone does not need it
+    auto operator<=>(const Shape&) const = default;
+  };
+  struct InFlight {
+    std::vector<Member> members;
+    std::vector<int32_t> first_rows;
+    PinnedBuffer report, lengths;
+    Event done;
+  };
+  enum Mark { kStart, kDrafted, kVerified, kSampled, kCommitted, kMarks };
+
+  DecodeRounds(const Options& options, Target* target, Drafter* drafter, SequenceTable* table,
+               const Stream* stream)
+      : options_(options), target_(target), drafter_(drafter), table_(table), stream_(stream) {}
+  absl::Status Allocate();
+  int64_t block_rows() const;
+  absl::Status Run(const Shape& shape);
+  absl::Status EnqueueWork(const Shape& shape);
+  absl::Status RecordMark(Mark mark) const;
+
+  DecodeStates states() const { return {.data = states_.As<DecodeState>(), .slots = slots_}; }
+  VerifyArrays rows() const;
+  // Parts of report_, which the host reads: times, results, sampled tokens.
+  int64_t* times() const { return report_.As<int64_t>(); }
+  static int64_t ResultsOffset() { return int64_t{kMarks} * int64_t{sizeof(int64_t)}; }
+  int64_t SampledOffset() const { return ResultsOffset() + slots_ * int64_t{sizeof(RoundResult)}; }
+  RoundResult* results() const {
+    return reinterpret_cast<RoundResult*>(report_.As<char>() + ResultsOffset());
+  }
+  int32_t* sampled() const { return reinterpret_cast<int32_t*>(report_.As<char>() + SampledOffset()); }
+
+  Options options_;
+  Target* target_;
+  Drafter* drafter_;
+  SequenceTable* table_;
+  const Stream* stream_;
+  int64_t slots_ = 0;
+  int64_t max_rows_ = 0;
+
+  // Device memory.
+  Buffer states_;
+  Buffer entries_, draft_slots_;  // the plan
+  Buffer proposals_;
+  Buffer tokens_, positions_, sampling_, segments_, row_counts_;
+  Buffer report_;
+
+  std::vector<RoundEntry> planned_entries_;  // what entries_ and draft_slots_ hold
+  std::vector<int32_t> planned_draft_slots_;
+  // The first round of a shape runs as it is, the second is captured: what is used once is not worth it, and
+  // everything that a backend loads at first use is there.
+  std::map<Shape, std::optional<Graph>> graphs_;
+  std::deque<InFlight> in_flight_;  // oldest first
+  std::vector<InFlight> free_;
+};
+
+}  // namespace dflash

@@ -1,0 +1,230 @@
+// How decode rounds run changes nothing but the time they take: captured or not, with the host's knowledge of
+// the moment or a round behind, every request gets the same tokens from the same rounds.
+#include "worker/engine/decode_rounds.h"
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "worker/testing/tiny_pair.h"
+
+namespace dflash {
+namespace {
+
+using testing::GenerationOutcome;
+using testing::GoldenPrompt;
+using testing::GoldenRequest;
+using testing::LoadGoldenPrompts;
+using testing::LoadTinyPair;
+using testing::RunAll;
+using testing::TinyPair;
+
+struct Mode {
+  bool captured;
+  int64_t rounds_ahead;
+};
+
+std::string Name(const ::testing::TestParamInfo<Mode>& info) {
+  return std::string(info.param.captured ? "Captured" : "Eager") + std::to_string(info.param.rounds_ahead) +
+         "Ahead";
+}
+
+// Adds up what the steps report.
+class Totals final : public StepObserver {
+ public:
+  void OnStep(const StepReport& report, const EngineGauges&) override {
+    prefill_rows += report.prefill_rows;
+    verify_rows += report.verify_rows;
+    rounds += static_cast<int64_t>(report.rounds.size());
+    not_speculated += static_cast<int64_t>(report.not_speculated.size());
+    for (const RoundReport& round : report.rounds) accepted += round.accepted;
+    device_time += report.draft_time + report.forward_time + report.sample_time + report.commit_time;
+  }
+  int64_t prefill_rows = 0, verify_rows = 0, rounds = 0, not_speculated = 0, accepted = 0;
+  absl::Duration device_time;
+};
+
+std::unique_ptr<Engine> MakeEngine(TinyPair& pair, Drafter* drafter, Mode mode, StepObserver* observer) {
+  EngineOptions options;
+  options.vocabulary = pair.vocabulary;
+  options.max_prefill_tokens = 128;  // longer prompts take several steps between the rounds of the others
+  options.captured_rounds = mode.captured;
+  options.rounds_ahead = mode.rounds_ahead;
+  options.observer = observer;
+  return *Engine::Create(options, pair.target.get(), drafter, pair.table.get(), pair.tokenizer.get(),
+                         *pair.stream);
+}
+
+// More requests than slots, of every kind: greedy and sampled, short and long, ended by tokens, strings,
+// budgets that the device knows of and deadlines that it does not.
+std::vector<GenerationRequest> Requests() {
+  const std::vector<GoldenPrompt> prompts = *LoadGoldenPrompts();
+  std::vector<GenerationRequest> requests;
+  for (size_t i = 0; i < 14; ++i) {
+    GenerationRequest request = GoldenRequest(prompts[i * 5 % prompts.size()]);
+    if (i % 3 == 1)
+      request.sampling = {.temperature = 0.8f, .top_k = 20, .top_p = 0.95f, .min_p = 0, .seed = i};
+    if (i % 5 == 2) request.max_tokens = static_cast<int64_t>(1 + i);
+    if (i % 5 == 3) request.speculation = SpeculationMode::kOff;
+    if (i % 5 == 4) request.max_draft_tokens = 4;
+    if (i == 6) request.stop_strings = {"e", "zzz"};
+    if (i == 7) request.max_tokens = 2;
+    if (i == 8) request.stop_token_ids.clear();
+    requests.push_back(std::move(request));
+  }
+  return requests;
+}
+
+class DecodeRoundsTest : public ::testing::TestWithParam<Mode> {
+ protected:
+  void SetUp() override {
+    absl::StatusOr<TinyPair> pair = LoadTinyPair();
+    ASSERT_TRUE(pair.ok()) << pair.status();
+    pair_ = *std::move(pair);
+  }
+  TinyPair pair_;
+};
+
+TEST_P(DecodeRoundsTest, GiveTheSameTokensInTheSameRounds) {
+  static Totals expected_totals;
+  static const std::vector<GenerationOutcome> expected =
+      *RunAll(*MakeEngine(pair_, pair_.drafter.get(), {false, 0}, &expected_totals), Requests());
+  Totals totals;
+  const std::unique_ptr<Engine> engine = MakeEngine(pair_, pair_.drafter.get(), GetParam(), &totals);
+  const std::vector<GenerationOutcome> actual = *RunAll(*engine, Requests());
+  for (size_t i = 0; i < expected.size(); ++i) {
+    SCOPED_TRACE(i);
+    ASSERT_TRUE(actual[i].done) << actual[i].status;
+    EXPECT_EQ(actual[i].tokens, expected[i].tokens);
+    EXPECT_EQ(actual[i].text, expected[i].text);
+    EXPECT_EQ(actual[i].finished.reason, expected[i].finished.reason);
+    ASSERT_EQ(actual[i].rounds.size(), expected[i].rounds.size());
+    for (size_t round = 0; round < expected[i].rounds.size(); ++round) {
+      EXPECT_EQ(actual[i].rounds[round].drafted, expected[i].rounds[round].drafted);
+      EXPECT_EQ(actual[i].rounds[round].accepted, expected[i].rounds[round].accepted);
+    }
+  }
+  EXPECT_GT(expected_totals.accepted, 0);
+  EXPECT_EQ(totals.accepted, expected_totals.accepted);
+  EXPECT_EQ(totals.rounds, expected_totals.rounds);
+  EXPECT_EQ(totals.not_speculated, expected_totals.not_speculated);
+  EXPECT_EQ(totals.prefill_rows, expected_totals.prefill_rows);
+  EXPECT_GE(totals.verify_rows, expected_totals.verify_rows);  // more: rounds after an end the host decides
+  EXPECT_GT(totals.device_time, absl::ZeroDuration());
+  EXPECT_EQ(engine->Gauges().running, 0);
+  EXPECT_EQ(engine->Gauges().pages_free, engine->Gauges().pages_total);
+  EXPECT_EQ(pair_.table->free_slots(), pair_.table->slots());
+}
+
+TEST_P(DecodeRoundsTest, PlainDecodingToo) {
+  std::vector<GenerationRequest> requests = Requests();
+  requests.resize(6);
+  static const std::vector<GenerationOutcome> expected =
+      *RunAll(*MakeEngine(pair_, nullptr, {false, 0}, nullptr), requests);
+  const std::vector<GenerationOutcome> actual =
+      *RunAll(*MakeEngine(pair_, nullptr, GetParam(), nullptr), requests);
+  for (size_t i = 0; i < expected.size(); ++i) {
+    EXPECT_EQ(actual[i].tokens, expected[i].tokens);
+    EXPECT_GT(actual[i].tokens.size(), 1u);
+  }
+}
+
+// A cancelled sequence leaves its slot to the next one while a round that it is part of may still run.
+TEST_P(DecodeRoundsTest, CancelledSequencesMakeRoom) {
+  struct Sink final : RequestSink {
+    explicit Sink(absl::Status* status) : status(status) {}
+    void OnStarted(const StartedReport&) override {}
+    void OnTokens(TokensReport) override {}
+    void OnFinished(const FinishedReport&) override {}
+    void OnFailed(const absl::Status& failure) override { *status = failure; }
+    absl::Status* status;
+  };
+  const std::vector<GoldenPrompt> prompts = *LoadGoldenPrompts();
+  const std::unique_ptr<Engine> engine = MakeEngine(pair_, pair_.drafter.get(), GetParam(), nullptr);
+  const std::vector<GenerationOutcome> alone = *RunAll(*engine, {GoldenRequest(prompts[0])});
+  for (int round = 0; round < 3; ++round) {
+    std::vector<absl::Status> failures(static_cast<size_t>(pair_.table->slots()));
+    for (size_t i = 0; i < failures.size(); ++i) {
+      GenerationRequest doomed = GoldenRequest(prompts[16 + i]);
+      doomed.id = "doomed" + std::to_string(i);
+      engine->Submit(doomed, std::make_unique<Sink>(&failures[i]));
+    }
+    for (int step = 0; step < 12 + round; ++step) ASSERT_TRUE(*engine->Step());
+    for (size_t i = 0; i < failures.size(); ++i)
+      engine->Cancel("doomed" + std::to_string(i), absl::CancelledError("enough"));
+    const std::vector<GenerationOutcome> next = *RunAll(*engine, {GoldenRequest(prompts[0])});
+    for (const absl::Status& failure : failures) EXPECT_EQ(failure.code(), absl::StatusCode::kCancelled);
+    EXPECT_EQ(next[0].tokens, alone[0].tokens);
+    EXPECT_EQ(next[0].rounds.size(), alone[0].rounds.size());
+    EXPECT_EQ(pair_.table->free_slots(), pair_.table->slots());
+  }
+}
+
+// Destroyed with rounds in flight.
+TEST_P(DecodeRoundsTest, AnEngineMayGoAtAnyTime) {
+  const std::unique_ptr<Engine> engine = MakeEngine(pair_, pair_.drafter.get(), GetParam(), nullptr);
+  struct Sink final : RequestSink {
+    void OnStarted(const StartedReport&) override {}
+    void OnTokens(TokensReport) override {}
+    void OnFinished(const FinishedReport&) override {}
+    void OnFailed(const absl::Status&) override {}
+  };
+  engine->Submit(GoldenRequest((*LoadGoldenPrompts())[0]), std::make_unique<Sink>());
+  for (int step = 0; step < 4; ++step) ASSERT_TRUE(*engine->Step());
+}
+
+// Forgets what was verified, as a drafter would whose wrapper does not pass everything on.
+class ForgetfulDrafter final : public Drafter {
+ public:
+  explicit ForgetfulDrafter(Drafter* drafter) : drafter_(drafter) {}
+  int64_t max_drafts() const override { return drafter_->max_drafts(); }
+  absl::Status Ingest(ConstMatrixView taps, const std::vector<CommittedRows>& rows) override {
+    return drafter_->Ingest(taps, rows);
+  }
+  absl::Status IngestVerified(ConstMatrixView, SegmentList, const int32_t*) override {
+    return absl::OkStatus();
+  }
+  absl::Status Propose(DecodeStates states, const int32_t* slots, int64_t count,
+                       int32_t* proposals) override {
+    return drafter_->Propose(states, slots, count, proposals);
+  }
+  absl::Status Open(int32_t slot, int64_t start) override { return drafter_->Open(slot, start); }
+
+ private:
+  Drafter* drafter_;
+};
+
+TEST_P(DecodeRoundsTest, LengthsThatDisagreeEndTheGroup) {
+  ForgetfulDrafter forgetful(pair_.drafter.get());
+  const absl::Status status =
+      RunAll(*MakeEngine(pair_, &forgetful, GetParam(), nullptr), {GoldenRequest((*LoadGoldenPrompts())[0])})
+          .status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInternal) << status;
+  EXPECT_NE(status.message().find("draft context ends at"), absl::string_view::npos) << status;
+}
+
+INSTANTIATE_TEST_SUITE_P(Modes, DecodeRoundsTest,
+                         ::testing::Values(Mode{false, 0}, Mode{false, 1}, Mode{true, 0}, Mode{true, 1},
+                                           Mode{true, 2}),
+                         Name);
+
+TEST(EngineOptionsTest, StopTokensAndRoundsAheadAreBounded) {
+  absl::StatusOr<TinyPair> pair = LoadTinyPair();
+  ASSERT_TRUE(pair.ok()) << pair.status();
+  GenerationRequest request = GoldenRequest((*LoadGoldenPrompts())[0]);
+  request.stop_token_ids.assign(static_cast<size_t>(kMaxStopTokens) + 1, 1);
+  const std::unique_ptr<Engine> engine = MakeEngine(*pair, pair->drafter.get(), {false, 0}, nullptr);
+  EXPECT_EQ((*RunAll(*engine, {request}))[0].status.code(), absl::StatusCode::kInvalidArgument);
+  EngineOptions options;
+  options.vocabulary = pair->vocabulary;
+  options.rounds_ahead = -1;
+  EXPECT_EQ(Engine::Create(options, pair->target.get(), nullptr, pair->table.get(), nullptr, *pair->stream)
+                .status()
+                .code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace dflash
