@@ -1,3 +1,0 @@
-#pragma once
-
-#include "kernels/device/graph.h"
