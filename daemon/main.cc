@@ -133,7 +133,10 @@ absl::StatusOr<std::filesystem::path> ChooseWorker(const Flags& flags) {
       if (!Probe(cuda)) return absl::UnavailableError("--backend cuda: no usable GPU was found");
       return cuda;
     }
-    if (!cuda.empty() && Probe(cuda)) return cuda;
+    if (!cuda.empty()) {
+      if (Probe(cuda)) return cuda;
+      spdlog::info("no usable GPU: the worker runs on the CPU");
+    }
   }
   const std::filesystem::path cpu = FindProgram("dflash-worker");
   if (cpu.empty())

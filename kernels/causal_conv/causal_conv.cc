@@ -38,8 +38,20 @@ absl::Status CausalConv(ConstMatrixView x, ConstMatrixView w, SegmentList segmen
 
 absl::Status AdvanceConvState(ConstMatrixView x, SegmentList segments, const int32_t* row_counts,
                               const ConvState& state, const Stream& stream) {
-  DFLASH_RETURN_IF_ERROR(CheckState("AdvanceConvState", x, segments, state));
-  return backend::AdvanceConvState(x, segments, row_counts, state, stream);
+  return AdvanceConvStates({{x, state}}, segments, row_counts, stream);
+}
+
+absl::Status AdvanceConvStates(const std::vector<ConvCommit>& layers, SegmentList segments,
+                               const int32_t* row_counts, const Stream& stream) {
+  for (const ConvCommit& layer : layers) {
+    DFLASH_RETURN_IF_ERROR(CheckState("AdvanceConvState", layer.x, segments, layer.state));
+    const ConvCommit& first = layers[0];
+    if (layer.x.rows != first.x.rows || layer.state.slots != first.state.slots ||
+        layer.state.taps != first.state.taps || layer.state.channels != first.state.channels) {
+      return absl::InvalidArgumentError("AdvanceConvStates: layers of different shapes");
+    }
+  }
+  return layers.empty() ? absl::OkStatus() : backend::AdvanceConvStates(layers, segments, row_counts, stream);
 }
 
 }  // namespace dflash

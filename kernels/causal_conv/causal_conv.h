@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "base/matrix_view.h"
@@ -32,5 +33,13 @@ absl::Status CausalConv(ConstMatrixView x, ConstMatrixView w, SegmentList segmen
 // inputs of (old state, those rows).
 absl::Status AdvanceConvState(ConstMatrixView x, SegmentList segments, const int32_t* row_counts,
                               const ConvState& state, const Stream& stream);
+
+// The same for all layers of a verification at once, which have the same rows and shapes of states.
+struct ConvCommit {
+  ConstMatrixView x;
+  ConvState state;
+};
+absl::Status AdvanceConvStates(const std::vector<ConvCommit>& layers, SegmentList segments,
+                               const int32_t* row_counts, const Stream& stream);
 
 }  // namespace dflash

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "base/matrix_view.h"
@@ -14,7 +15,7 @@ namespace dflash::backend {
 
 absl::Status CausalConv(ConstMatrixView x, ConstMatrixView w, SegmentList segments, const ConvState& state,
                         MatrixView y, const Stream& stream);
-absl::Status AdvanceConvState(ConstMatrixView x, SegmentList segments, const int32_t* row_counts,
-                              const ConvState& state, const Stream& stream);
+absl::Status AdvanceConvStates(const std::vector<ConvCommit>& layers, SegmentList segments,
+                               const int32_t* row_counts, const Stream& stream);  // at least one layer
 
 }  // namespace dflash::backend

@@ -53,10 +53,9 @@ absl::Status CausalConv(ConstMatrixView x, ConstMatrixView w, SegmentList segmen
   return absl::OkStatus();
 }
 
-absl::Status AdvanceConvState(ConstMatrixView x, SegmentList segments, const int32_t* row_counts,
-                              const ConvState& state, const Stream&) {
-  DFLASH_RETURN_IF_ERROR(CheckSegments("AdvanceConvState", segments, x.rows, state.slots));
-  DFLASH_RETURN_IF_ERROR(CheckRowCounts("AdvanceConvState", segments, row_counts));
+namespace {
+
+void Advance(ConstMatrixView x, SegmentList segments, const int32_t* row_counts, const ConvState& state) {
   const int64_t history = state.taps - 1;
   const auto row_bytes = static_cast<size_t>(state.channels * SizeOf(DType::kF32));
   for (int64_t i = 0; i < segments.count; ++i) {
@@ -71,6 +70,16 @@ absl::Status AdvanceConvState(ConstMatrixView x, SegmentList segments, const int
       std::memcpy(past + j * state.channels, from, row_bytes);
     }
   }
+}
+
+}  // namespace
+
+absl::Status AdvanceConvStates(const std::vector<ConvCommit>& layers, SegmentList segments,
+                               const int32_t* row_counts, const Stream&) {
+  DFLASH_RETURN_IF_ERROR(
+      CheckSegments("AdvanceConvState", segments, layers[0].x.rows, layers[0].state.slots));
+  DFLASH_RETURN_IF_ERROR(CheckRowCounts("AdvanceConvState", segments, row_counts));
+  for (const ConvCommit& layer : layers) Advance(layer.x, segments, row_counts, layer.state);
   return absl::OkStatus();
 }
 

@@ -1,4 +1,7 @@
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
+#include "base/status.h"
 #include "kernels/causal_conv/causal_conv_backend.h"
 #include "kernels/device/cuda/cuda_status.h"
 #include "kernels/device/cuda/launch.cuh"
@@ -133,21 +136,35 @@ __global__ void AnyTapsKernel(const ConvTask task) {
   task.y.Row(row)[channel] = __float2bfloat16_rn(SiluF32(sum));
 }
 
-// Block (256 channels, segment).
-__global__ void AdvanceKernel(const ConvTask task, const int32_t* row_counts) {
+// The layers of one launch: they travel as the kernel's argument.
+constexpr int64_t kLayersAtOnce = 64;
+struct AdvanceTask {
+  struct Layer {
+    Bf16Rows x, state;  // of ConvTask
+  };
+  Layer layers[kLayersAtOnce];
+  int64_t channels;
+  int32_t taps;
+  const Segment* segments;
+  const int32_t* row_counts;
+};
+
+// Block (256 channels, segment, layer).
+__global__ void AdvanceKernel(const __grid_constant__ AdvanceTask task) {
   LetNextKernelStart();
   const int64_t channel = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (channel >= task.channels) return;
   WaitForPreviousKernel();
+  const AdvanceTask::Layer& layer = task.layers[blockIdx.z];
   const Segment segment = task.segments[blockIdx.y];
-  const int64_t rows = row_counts == nullptr ? segment.row_count : row_counts[blockIdx.y];
+  const int64_t rows = task.row_counts == nullptr ? segment.row_count : task.row_counts[blockIdx.y];
   if (rows <= 0) return;
   const int64_t history = task.taps - 1;
   for (int64_t j = 0; j < history; ++j) {  // ascending: what is read lies behind what is written
     const int64_t row = rows + j - history;
     const __nv_bfloat16* from =
-        row < 0 ? task.state.Row(segment.slot * history + rows + j) : task.x.Row(segment.first_row + row);
-    task.state.Row(segment.slot * history + j)[channel] = from[channel];
+        row < 0 ? layer.state.Row(segment.slot * history + rows + j) : layer.x.Row(segment.first_row + row);
+    layer.state.Row(segment.slot * history + j)[channel] = from[channel];
   }
 }
 
@@ -199,13 +216,30 @@ absl::Status CausalConv(ConstMatrixView x, ConstMatrixView w, SegmentList segmen
                     "CausalConv");
 }
 
-absl::Status AdvanceConvState(ConstMatrixView x, SegmentList segments, const int32_t* row_counts,
-                              const ConvState& state, const Stream& stream) {
+absl::Status AdvanceConvStates(const std::vector<ConvCommit>& layers, SegmentList segments,
+                               const int32_t* row_counts, const Stream& stream) {
   if (segments.count == 0) return absl::OkStatus();
-  const LaunchShape shape = {.grid = Grid(CeilDiv(state.channels, kThreads), segments.count),
-                             .block = dim3(kThreads)};
-  return CudaStatus(Launch(CudaOf(stream), shape, AdvanceKernel, TaskOf(x, segments, state), row_counts),
-                    "AdvanceConvState");
+  const ConvState& any = layers[0].state;
+  AdvanceTask task = {};
+  task.channels = any.channels;
+  task.taps = static_cast<int32_t>(any.taps);
+  task.segments = segments.data;
+  task.row_counts = row_counts;
+  for (size_t first = 0; first < layers.size(); first += kLayersAtOnce) {
+    const size_t count = std::min<size_t>(kLayersAtOnce, layers.size() - first);
+    for (size_t i = 0; i < count; ++i) {
+      const ConvCommit& layer = layers[first + i];
+      task.layers[i] = {Bf16RowsOf(layer.x),
+                        {static_cast<__nv_bfloat16*>(layer.state.data), layer.state.channels}};
+    }
+    const LaunchShape shape = {
+        .grid = dim3(static_cast<unsigned>(CeilDiv(any.channels, kThreads)),
+                     static_cast<unsigned>(segments.count), static_cast<unsigned>(count)),
+        .block = dim3(kThreads)};
+    DFLASH_RETURN_IF_ERROR(
+        CudaStatus(Launch(CudaOf(stream), shape, AdvanceKernel, task), "AdvanceConvState"));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace dflash::backend

@@ -132,6 +132,35 @@ TEST_F(CausalConvTest, SegmentsOfAStepDoNotMeet) {
   EXPECT_TRUE(BitEqual(state.matrix.ToHost(), want));
 }
 
+// More layers than a launch of the CUDA backend takes: each as if it were alone.
+TEST_F(CausalConvTest, LayersAdvanceTogether) {
+  constexpr int64_t kLayers = 67, kChannels = 37;
+  DeviceArray<Segment> segments({{2, 7, 4, 90}, {0, 1, 5, 3}}, stream_);
+  DeviceArray<int32_t> accepted({2, 5}, stream_);
+  const SegmentList list = {segments.data(), 2};
+  std::vector<DeviceMatrix> inputs;
+  std::vector<State> together, alone;
+  std::vector<ConvCommit> layers;
+  for (uint32_t i = 0; i < kLayers; ++i) {
+    inputs.push_back(DeviceMatrix::Activations(RandomInput(12, kChannels, i), stream_));
+    together.emplace_back(3, 4, kChannels, stream_);
+    alone.emplace_back(3, 4, kChannels, stream_);
+  }
+  for (size_t i = 0; i < kLayers; ++i) layers.push_back({inputs[i].view(), together[i].state});
+  for (int step = 0; step < 2; ++step) {
+    ASSERT_TRUE(AdvanceConvStates(layers, list, accepted.data(), stream_).ok());
+    for (size_t i = 0; i < kLayers; ++i) {
+      ASSERT_TRUE(AdvanceConvState(inputs[i].view(), list, accepted.data(), alone[i].state, stream_).ok());
+      EXPECT_TRUE(BitEqual(together[i].matrix.ToHost(), alone[i].matrix.ToHost())) << "layer " << i;
+      EXPECT_TRUE(together[i].matrix.GuardsIntact());
+    }
+  }
+  EXPECT_FALSE(BitEqual(together[0].matrix.ToHost(), together[66].matrix.ToHost()));
+  layers[5].state.taps = 3;
+  EXPECT_EQ(AdvanceConvStates(layers, list, nullptr, stream_).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_TRUE(AdvanceConvStates({}, list, nullptr, stream_).ok());
+}
+
 TEST_F(CausalConvTest, RefusesShapesThatDisagree) {
   constexpr auto kBad = absl::StatusCode::kInvalidArgument;
   State good(1, 4, 8, stream_);

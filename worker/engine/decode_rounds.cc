@@ -188,10 +188,11 @@ absl::Status DecodeRounds::EnqueueWork(const Shape& shape) {
     DFLASH_RETURN_IF_ERROR(options_.ranks->ShareRowCounts(row_counts, shape.sequences));
   }
   DFLASH_RETURN_IF_ERROR(target_->CommitVerified(verified, row_counts));
+  DFLASH_RETURN_IF_ERROR(RecordMark(kCommitted));
   if (drafter_ != nullptr) {
     DFLASH_RETURN_IF_ERROR(drafter_->IngestVerified(forward.taps, verified.segments, row_counts));
   }
-  return RecordMark(kCommitted);
+  return RecordMark(kIngested);
 }
 
 absl::Status DecodeRounds::RecordMark(Mark mark) const { return RecordTime(times() + mark, *stream_); }
@@ -211,6 +212,7 @@ absl::StatusOr<DecodeRounds::Outcome> DecodeRounds::Collect() {
   outcome.forward_time = between(kDrafted, kVerified);
   outcome.sample_time = between(kVerified, kSampled);
   outcome.commit_time = between(kSampled, kCommitted);
+  outcome.ingest_time = between(kCommitted, kIngested);
   for (size_t i = 0; i < round.members.size(); ++i) {
     const Member& member = round.members[i];
     const int32_t* emitted = tokens + round.first_rows[i];

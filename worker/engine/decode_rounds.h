@@ -68,8 +68,9 @@ class DecodeRounds {
     std::vector<int32_t> emitted;
   };
   struct Outcome {
-    std::vector<SequenceOutcome> sequences;                             // as they were enqueued
-    absl::Duration draft_time, forward_time, sample_time, commit_time;  // on the device
+    std::vector<SequenceOutcome> sequences;  // as they were enqueued
+    // On the device. Commit: acceptance and the target's stores; ingest: the drafter's context.
+    absl::Duration draft_time, forward_time, sample_time, commit_time, ingest_time;
   };
   // Waits for the oldest round in flight, takes the lengths of its members over into the table and checks
   // that all stores of each end at its anchor (Internal).
@@ -93,7 +94,7 @@ class DecodeRounds {
     PinnedBuffer report, lengths;
     Event done;
   };
-  enum Mark { kStart, kDrafted, kVerified, kSampled, kCommitted, kMarks };
+  enum Mark { kStart, kDrafted, kVerified, kSampled, kCommitted, kIngested, kMarks };
 
   DecodeRounds(const Options& options, Target* target, Drafter* drafter, SequenceTable* table,
                const Stream* stream)

@@ -487,7 +487,7 @@ absl::Status Engine::Impl::CollectRound(StepReport& report) {
   report.draft_time += outcome.draft_time;
   report.forward_time += outcome.forward_time;
   report.sample_time += outcome.sample_time;
-  report.commit_time += outcome.commit_time;
+  report.commit_time += outcome.commit_time + outcome.ingest_time;
   report.captured = rounds_->captured();
   StepClock clock;
   for (size_t i = 0; i < sequences.size(); ++i) {

@@ -577,6 +577,7 @@ absl::Status Target::Impl::Commit(const std::vector<Accepted>& accepted) {
 }
 
 absl::Status Target::Impl::CommitVerified(const VerifyRows& verified, const int32_t* row_counts) {
+  std::vector<ConvCommit> conv;
   for (size_t layer = 0; layer < weights.layers.size(); ++layer) {
     const MatrixView all = verify_projections_[layer].Rows(verified.rows);
     if (IsFull(layer)) {
@@ -584,10 +585,10 @@ absl::Status Target::Impl::CommitVerified(const VerifyRows& verified, const int3
                                            all.Cols(2 * query_cols_ + kv_cols_, kv_cols_), verified.segments,
                                            row_counts, table->page_table(), Pool(layer), *stream));
     } else {
-      DFLASH_RETURN_IF_ERROR(
-          AdvanceConvState(all.Cols(0, gdn_.QkvCols()), verified.segments, row_counts, Conv(layer), *stream));
+      conv.push_back({all.Cols(0, gdn_.QkvCols()), Conv(layer)});
     }
   }
+  DFLASH_RETURN_IF_ERROR(AdvanceConvStates(conv, verified.segments, row_counts, *stream));
   return AdvanceTargetLengths(verified.segments, row_counts, table->device_lengths(), *stream);
 }
 
