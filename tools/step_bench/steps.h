@@ -1,0 +1,53 @@
+// Whole steps and rounds of a group at work: what the engine enqueues, timed on the device and by the host's
+// clock.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/sampling/sampling.h"
+#include "worker/engine/decode_rounds.h"
+#include "worker/load_group.h"
+
+namespace dflash::bench {
+
+// Sequences with equally long prompts of random tokens that decode together.
+struct RoundCase {
+  int64_t sequences = 1;
+  int64_t context_tokens = 1024;
+  SamplingParams sampling;
+  double tokens_per_round =
+      6.5;              // of the synthetic acceptance: drafts accepted are uniform in [0, 2 (this - 1)]
+  int64_t rounds = 48;  // that are timed
+};
+
+// One entry per timed round, in seconds.
+struct RoundTimes {
+  std::vector<double> draft, target, sample, commit, ingest;  // of DecodeRounds::Outcome, on the device
+  std::vector<double> round;                                  // by the host's clock, from result to result
+};
+
+struct RoundFigures {
+  RoundTimes plain;             // one row a sequence, no drafter at all
+  RoundTimes drafted;           // a block of rows a sequence
+  double tokens_per_round = 0;  // committed, measured
+};
+
+// Decodes plainly, then the same prompts again with drafts that are accepted as scheduled. Errors: DataLoss
+// when the two texts differ; those of the group; ResourceExhausted when slots or pages do not suffice.
+absl::StatusOr<RoundFigures> MeasureRounds(const Group& group, const RoundCase& c,
+                                           int64_t max_prefill_tokens);
+
+// Seconds that a prompt of so many random tokens takes, in pieces of max_prefill_tokens, drafter context
+// included.
+absl::StatusOr<std::vector<double>> MeasurePrefill(const Group& group, int64_t tokens,
+                                                   int64_t max_prefill_tokens, int repeats);
+
+// Seconds from the arrival of a request at the engine to its first token.
+absl::StatusOr<std::vector<double>> MeasureFirstToken(const Group& group, int64_t tokens,
+                                                      int64_t max_prefill_tokens, int repeats);
+
+}  // namespace dflash::bench
