@@ -55,6 +55,7 @@ struct Flags {
   int64_t max_queued_requests = 256;
   int64_t max_queued_tokens = 1 << 20;
   // Handed to the worker.
+  std::string instruction_set = "auto";
   int64_t threads = 0, max_sequences = 8, max_context_tokens = 0, cache_tokens = 0, max_prefill_tokens = 512;
   bool allow_unlisted_keys = false;
   std::string defect;
@@ -77,6 +78,9 @@ FlagParser MakeParser(Flags& flags) {
   parser.Integer("max-queued-tokens", "N", "prompt tokens of the requests that wait", 1, int64_t{1} << 40,
                  &flags.max_queued_tokens);
   parser.Integer("threads", "N", "CPU threads of the worker; 0: one per core", 0, 256, &flags.threads);
+  parser.Choice("instruction-set", {"auto", "scalar", "avx2", "avx512"},
+                "instructions of the CPU worker; auto: the best that this machine has",
+                &flags.instruction_set);
   parser.Integer("max-sequences", "N", "requests that run at a time", 1, 1024, &flags.max_sequences);
   parser.Integer("max-context-tokens", "N", "prompt and output of one request; 0: what the target allows", 0,
                  int64_t{1} << 30, &flags.max_context_tokens);
@@ -154,6 +158,9 @@ std::vector<std::string> WorkerCommand(const std::filesystem::path& worker, cons
                                                      {"--cache-tokens", flags.cache_tokens},
                                                      {"--max-prefill-tokens", flags.max_prefill_tokens}};
   for (const auto& [name, value] : numbers) command.insert(command.end(), {name, absl::StrCat(value)});
+  if (flags.instruction_set != "auto") {
+    command.insert(command.end(), {"--instruction-set", flags.instruction_set});
+  }
   if (flags.allow_unlisted_keys) command.emplace_back("--allow-unlisted-config-keys");
   if (!flags.defect.empty()) command.insert(command.end(), {"--inject-defect", flags.defect});
   return command;

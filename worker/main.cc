@@ -41,6 +41,7 @@ struct Flags {
   std::string listen;
   std::string speculation = "dflash";
   int64_t threads = 0;
+  std::string instruction_set = "auto";
   int64_t device = 0;
   std::optional<int64_t> random_weights;
   bool probe = false;
@@ -54,6 +55,9 @@ FlagParser MakeParser(Flags& flags) {
   parser.Text("listen", "ADDRESS", "unix:PATH or HOST:PORT for the coordinator", &flags.listen);
   parser.Choice("speculation", {"dflash", "off"}, "what requests get that do not choose", &flags.speculation);
   parser.Integer("threads", "N", "CPU threads; 0: one per core", 0, 256, &flags.threads);
+  parser.Choice("instruction-set", {"auto", "scalar", "avx2", "avx512"},
+                "instructions of the CPU backend; auto: the best that this machine has",
+                &flags.instruction_set);
   parser.Integer("device", "N", "CUDA device ordinal", 0, 1023, &flags.device);
   parser.Integer("max-sequences", "N", "requests that run at a time", 1, 1024, &flags.group.max_sequences);
   parser.Integer("max-context-tokens", "N", "prompt and output of one request; 0: what the target allows", 0,
@@ -204,6 +208,10 @@ int Main(int argc, char** argv) {
   if (outcome == FlagParser::Outcome::kVersion) {
     std::puts("dflash-worker " DFLASHD_VERSION);
     return kExitOk;
+  }
+  if (absl::Status status = SelectInstructionSet(flags.instruction_set); !status.ok()) {
+    return Fail(kExitBadFlags,
+                absl::InvalidArgumentError(absl::StrCat("--instruction-set: ", status.message())));
   }
   flags.group.threads = static_cast<int>(flags.threads);
   flags.group.device = static_cast<int>(flags.device);

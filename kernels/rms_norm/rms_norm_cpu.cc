@@ -10,7 +10,7 @@ namespace dflash::backend {
 namespace {
 
 // What is worth a hand-over to another thread. A group waits once for its sum, root and quotient.
-constexpr int64_t kElementsPerPart = 8192;
+constexpr int64_t kElementsPerPart = 3072;
 constexpr int64_t kElementsWorthAGroup = 128;
 
 const RmsNormKernels& Kernels() {

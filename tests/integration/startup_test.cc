@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <string_view>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -51,6 +52,8 @@ TEST(Startup, BadFlags) {
   EXPECT_THAT(Failure({DflashdPath()}), HasSubstr("--model"));
   EXPECT_THAT(Failure(ServerCommand({"--backend", "abacus"})), HasSubstr("--backend must be one of"));
   EXPECT_THAT(Failure(ServerCommand({"--speculation", "guess"})), HasSubstr("--speculation must be one of"));
+  EXPECT_THAT(Failure(ServerCommand({"--instruction-set", "neon"})),
+              HasSubstr("--instruction-set must be one of"));
   EXPECT_THAT(Failure(ServerCommand({"--tp", "0"})), HasSubstr("--tp must be"));
   EXPECT_THAT(Failure(ServerCommand({"--model", "x"})), HasSubstr("--model is given twice"));
   std::vector<std::string> bad_port = ServerCommand();
@@ -109,6 +112,26 @@ TEST(Startup, WithoutDrafter) {
   const ctl::Generation generation = server.GenerateOk(request);
   EXPECT_EQ(generation.finished.speculation().rounds(), 0u);
   EXPECT_EQ(server.ModelInfo().default_speculation(), v1::SPECULATION_MODE_OFF);
+}
+
+// The flag reaches the worker; a machine that lacks the set says so.
+TEST(Startup, InstructionSets) {
+  std::vector<uint32_t> first;
+  for (const char* set : {"scalar", "avx2", "avx512"}) {
+    SCOPED_TRACE(set);
+    if (!__builtin_cpu_supports("avx512bw") && std::string_view(set) == "avx512") {
+      EXPECT_THAT(Failure(ServerCommand({"--instruction-set", set})),
+                  HasSubstr("--instruction-set: this machine has no avx512"));
+      continue;
+    }
+    Server server({"--instruction-set", set});
+    ASSERT_NE(server.channel(), nullptr);
+    const ctl::Generation generation = server.GenerateOk(ShortRequest());
+    const std::vector<uint32_t> tokens(generation.token_ids.begin(), generation.token_ids.end());
+    ASSERT_FALSE(tokens.empty());
+    if (first.empty()) first = tokens;
+    EXPECT_EQ(tokens, first);
+  }
 }
 
 TEST(Startup, HelpAndVersion) {

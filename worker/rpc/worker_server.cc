@@ -7,8 +7,10 @@
 #include <algorithm>
 #include <atomic>
 #include <deque>
+#include <memory>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
@@ -40,6 +42,11 @@ class WorkerServer::Impl final : public wire::WorkerService::CallbackService {
       server_->Shutdown(std::chrono::system_clock::now());  // cancels the stream and waits for its end
       server_->Wait();
     }
+    {
+      absl::MutexLock lock(&writer_mutex_);
+      writer_stopping_ = true;
+    }
+    if (writer_.joinable()) writer_.join();  // after the stream, whose end may wait for a last write
   }
 
   absl::Status Listen() {
@@ -58,6 +65,7 @@ class WorkerServer::Impl final : public wire::WorkerService::CallbackService {
       return absl::InvalidArgumentError(absl::StrCat("cannot listen on ", options_.listen));
     }
     control_ = std::thread([this] { Control(); });
+    writer_ = std::thread([this] { Write(); });
     return absl::OkStatus();
   }
 
@@ -96,6 +104,13 @@ class WorkerServer::Impl final : public wire::WorkerService::CallbackService {
   }
 
   void Control();
+  // Starts a stream's claimed write on the writer's thread: gRPC sends in the thread that starts a write, and
+  // the engine's thread has better things to do than to wait for sockets.
+  void StartSoon(std::shared_ptr<Stream> stream) {
+    absl::MutexLock lock(&writer_mutex_);
+    claimed_.push_back(std::move(stream));
+  }
+  void Write();
 
   const Options options_;
   GenerationBackend* const backend_;
@@ -108,12 +123,18 @@ class WorkerServer::Impl final : public wire::WorkerService::CallbackService {
   std::shared_ptr<Stream> stream_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<grpc::Server> server_;
   std::thread control_;
+
+  absl::Mutex writer_mutex_;
+  std::vector<std::shared_ptr<Stream>> claimed_ ABSL_GUARDED_BY(writer_mutex_);
+  bool writer_stopping_ ABSL_GUARDED_BY(writer_mutex_) = false;
+  std::thread writer_;
 };
 
 // The one Serve stream. gRPC's reactor and the sinks of running requests hold it; it dies with the last of
 // them.
 class WorkerServer::Impl::Stream final
-    : public grpc::ServerBidiReactor<wire::ServeRequest, wire::ServeResponse> {
+    : public grpc::ServerBidiReactor<wire::ServeRequest, wire::ServeResponse>,
+      public std::enable_shared_from_this<Stream> {
  public:
   Stream(Impl* impl, uint64_t credits) : impl_(impl), credits_(credits) {}
 
@@ -123,18 +144,24 @@ class WorkerServer::Impl::Stream final
     StartRead(&request_);
   }
 
-  // Queues a message; any thread. Dropped once the stream has ended.
+  // Queues a message; any thread, without waiting for anything. Dropped once the stream has ended.
   void Send(wire::ServeResponse message) {
-    absl::MutexLock lock(&mutex_);
-    if (ending_) return;
-    queued_bytes_ += message.ByteSizeLong();
-    queue_.push_back(std::move(message));
-    if (queued_bytes_ > kMaxQueuedBytes) {
-      EndLocked({grpc::StatusCode::RESOURCE_EXHAUSTED, "the coordinator does not read"});
-      return;
+    {
+      absl::MutexLock lock(&mutex_);
+      if (ending_) return;
+      queued_bytes_ += message.ByteSizeLong();
+      queue_.push_back(std::move(message));
+      if (queued_bytes_ > kMaxQueuedBytes) {
+        EndLocked({grpc::StatusCode::RESOURCE_EXHAUSTED, "the coordinator does not read"});
+        return;
+      }
+      if (!ClaimWriteLocked()) return;
     }
-    WriteNextLocked();
+    impl_->StartSoon(shared_from_this());
   }
+
+  // The caller has claimed the write, so no other is under way and the stream cannot end before it.
+  void StartClaimedWrite() { StartWrite(&outgoing_); }
 
   // Grants `more` credits beyond those granted so far.
   void SendCredits(uint64_t more) {
@@ -179,14 +206,14 @@ class WorkerServer::Impl::Stream final
   }
 
   void OnWriteDone(bool ok) override {
-    absl::MutexLock lock(&mutex_);
-    writing_ = false;
-    if (ok && !ending_) {
-      WriteNextLocked();
-    } else if (ending_) {
-      Finish(final_status_);
+    {
+      absl::MutexLock lock(&mutex_);
+      writing_ = false;
+      if (ending_) Finish(final_status_);
+      // !ok without an end yet: the read fails too and ends the stream.
+      if (!ok || ending_ || !ClaimWriteLocked()) return;
     }
-    // !ok without an end yet: the read fails too and ends the stream.
+    StartClaimedWrite();
   }
 
   void OnDone() override {
@@ -200,13 +227,14 @@ class WorkerServer::Impl::Stream final
  private:
   void TakeSubmit(wire::Submit&& submit);
 
-  void WriteNextLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    if (writing_ || queue_.empty()) return;
+  // Makes the next message the outgoing one, unless one is under way or there is none.
+  bool ClaimWriteLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (writing_ || queue_.empty()) return false;
     outgoing_ = std::move(queue_.front());
     queue_.pop_front();
     queued_bytes_ -= outgoing_.ByteSizeLong();
     writing_ = true;
-    StartWrite(&outgoing_);
+    return true;
   }
 
   void EndLocked(const grpc::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -224,7 +252,7 @@ class WorkerServer::Impl::Stream final
   absl::Mutex mutex_;
   std::deque<wire::ServeResponse> queue_ ABSL_GUARDED_BY(mutex_);
   size_t queued_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-  wire::ServeResponse outgoing_;  // in the write that is under way
+  wire::ServeResponse outgoing_;  // in the write that is claimed or under way
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool ending_ ABSL_GUARDED_BY(mutex_) = false;
   grpc::Status final_status_ ABSL_GUARDED_BY(mutex_);
@@ -318,6 +346,22 @@ void WorkerServer::Impl::Control() {
       *message.mutable_metrics() = ToMessage(metrics_->Collect());
       if (stream != nullptr) stream->Send(std::move(message));
     }
+  }
+}
+
+void WorkerServer::Impl::Write() {
+  const auto has_work = [this]() ABSL_SHARED_LOCKS_REQUIRED(writer_mutex_) {
+    return !claimed_.empty() || writer_stopping_;
+  };
+  for (;;) {
+    std::vector<std::shared_ptr<Stream>> claimed;
+    {
+      absl::MutexLock lock(&writer_mutex_);
+      writer_mutex_.Await(absl::Condition(&has_work));
+      if (claimed_.empty()) return;
+      claimed.swap(claimed_);
+    }
+    for (const std::shared_ptr<Stream>& stream : claimed) stream->StartClaimedWrite();
   }
 }
 
