@@ -210,7 +210,13 @@ absl::StatusOr<std::unique_ptr<Engine>> Group::MakeEngine(int64_t max_prefill_to
   options.max_prefill_tokens = max_prefill_tokens;
   options.vocabulary = vocabulary;
   options.observer = observer;
-  return Engine::Create(options, target.get(), drafter.get(), table.get(), tokenizer.get(), *stream);
+  DFLASH_ASSIGN_OR_RETURN(
+      std::unique_ptr<Engine> engine,
+      Engine::Create(options, target.get(), drafter.get(), table.get(), tokenizer.get(), *stream));
+  // Beyond so many sequences, capturing all shapes takes longer than the odd request waits for one.
+  constexpr int64_t kWarmSequences = 8;
+  DFLASH_RETURN_IF_ERROR(engine->WarmUp(kWarmSequences));
+  return engine;
 }
 
 }  // namespace dflash

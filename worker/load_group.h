@@ -50,7 +50,7 @@ struct Group {
   int64_t max_context_tokens = 0;
   int64_t vocabulary = 0;  // real token ids: the tokenizer's, or all rows of the head
 
-  // The engine over all this; `observer` is not owned and may be null.
+  // The engine over all this, warmed up; `observer` is not owned and may be null.
   absl::StatusOr<std::unique_ptr<Engine>> MakeEngine(int64_t max_prefill_tokens,
                                                      StepObserver* observer) const;
 };

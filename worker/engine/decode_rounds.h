@@ -46,6 +46,11 @@ class DecodeRounds {
                                                               const Stream& stream);
   ~DecodeRounds();  // waits for what is in flight
 
+  // Captures the rounds of up to `sequences` sequences, so that no request pays for it. Before the first
+  // sequence; does nothing where rounds are not captured. Other shapes are captured as they come.
+  absl::Status WarmUp(int64_t sequences);
+  int64_t graphs() const { return static_cast<int64_t>(graphs_.size()); }
+
   // A sequence begins to decode: its prompt is in the stores, its first token is the anchor.
   absl::Status Start(int32_t slot, const DecodeState& state);
 

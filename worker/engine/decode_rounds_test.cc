@@ -62,7 +62,7 @@ std::unique_ptr<Engine> MakeEngine(TinyPair& pair, Drafter* drafter, Mode mode, 
 std::vector<GenerationRequest> Requests() {
   const std::vector<GoldenPrompt> prompts = *LoadGoldenPrompts();
   std::vector<GenerationRequest> requests;
-  for (size_t i = 0; i < 14; ++i) {
+  for (size_t i = 0; i < 10; ++i) {
     GenerationRequest request = GoldenRequest(prompts[i * 5 % prompts.size()]);
     if (i % 3 == 1)
       request.sampling = {.temperature = 0.8f, .top_k = 20, .top_p = 0.95f, .min_p = 0, .seed = i};
@@ -120,7 +120,7 @@ TEST_P(DecodeRoundsTest, GiveTheSameTokensInTheSameRounds) {
 
 TEST_P(DecodeRoundsTest, PlainDecodingToo) {
   std::vector<GenerationRequest> requests = Requests();
-  requests.resize(6);
+  requests.resize(4);
   static const std::vector<GenerationOutcome> expected =
       *RunAll(*MakeEngine(pair_, nullptr, {false, 0}, nullptr), requests);
   const std::vector<GenerationOutcome> actual =
@@ -144,7 +144,7 @@ TEST_P(DecodeRoundsTest, CancelledSequencesMakeRoom) {
   const std::vector<GoldenPrompt> prompts = *LoadGoldenPrompts();
   const std::unique_ptr<Engine> engine = MakeEngine(pair_, pair_.drafter.get(), GetParam(), nullptr);
   const std::vector<GenerationOutcome> alone = *RunAll(*engine, {GoldenRequest(prompts[0])});
-  for (int round = 0; round < 3; ++round) {
+  for (int round = 0; round < 2; ++round) {
     std::vector<absl::Status> failures(static_cast<size_t>(pair_.table->slots()));
     for (size_t i = 0; i < failures.size(); ++i) {
       GenerationRequest doomed = GoldenRequest(prompts[16 + i]);
@@ -209,6 +209,32 @@ INSTANTIATE_TEST_SUITE_P(Modes, DecodeRoundsTest,
                          ::testing::Values(Mode{false, 0}, Mode{false, 1}, Mode{true, 0}, Mode{true, 1},
                                            Mode{true, 2}),
                          Name);
+
+// Empty rounds of every shape: nothing but the graphs is left of them.
+TEST(DecodeRoundsWarmUpTest, CapturesEveryShapeAndLeavesNoTrace) {
+  absl::StatusOr<TinyPair> pair = LoadTinyPair();
+  ASSERT_TRUE(pair.ok()) << pair.status();
+  for (Drafter* drafter : {static_cast<Drafter*>(nullptr), static_cast<Drafter*>(pair->drafter.get())}) {
+    for (bool captured : {false, true}) {
+      auto rounds =
+          DecodeRounds::Create({.vocabulary = pair->vocabulary, .captured = captured, .max_in_flight = 2},
+                               pair->target.get(), drafter, pair->table.get(), *pair->stream);
+      ASSERT_TRUE(rounds.ok()) << rounds.status();
+      ASSERT_TRUE((*rounds)->WarmUp(3).ok());
+      EXPECT_EQ((*rounds)->graphs(), !captured ? 0 : drafter == nullptr ? 3 : 6);
+      EXPECT_EQ((*rounds)->in_flight(), 0);
+    }
+  }
+  const GoldenPrompt prompt = (*LoadGoldenPrompts())[0];
+  const std::vector<GenerationOutcome> expected =
+      *RunAll(*MakeEngine(*pair, pair->drafter.get(), {false, 0}, nullptr), {GoldenRequest(prompt)});
+  pair = LoadTinyPair();
+  const std::unique_ptr<Engine> fresh = MakeEngine(*pair, pair->drafter.get(), {true, 1}, nullptr);
+  ASSERT_TRUE(fresh->WarmUp(8).ok());
+  const std::vector<GenerationOutcome> actual =
+      *RunAll(*fresh, {GoldenRequest(prompt), GoldenRequest(prompt)});
+  for (const GenerationOutcome& outcome : actual) EXPECT_EQ(outcome.tokens, expected[0].tokens);
+}
 
 TEST(EngineOptionsTest, StopTokensAndRoundsAheadAreBounded) {
   absl::StatusOr<TinyPair> pair = LoadTinyPair();

@@ -48,6 +48,7 @@ class Engine::Impl {
 
   void Submit(GenerationRequest request, std::unique_ptr<RequestSink> sink);
   void Cancel(const std::string& id, absl::Status reason);
+  absl::Status WarmUp(int64_t sequences) { return rounds_->WarmUp(sequences); }
   absl::Status Run();
   absl::StatusOr<bool> Step();
   void Stop();
@@ -646,6 +647,7 @@ void Engine::Submit(GenerationRequest request, std::unique_ptr<RequestSink> sink
   impl_->Submit(std::move(request), std::move(sink));
 }
 void Engine::Cancel(const std::string& id, absl::Status reason) { impl_->Cancel(id, std::move(reason)); }
+absl::Status Engine::WarmUp(int64_t sequences) { return impl_->WarmUp(sequences); }
 absl::Status Engine::Run() { return impl_->Run(); }
 absl::StatusOr<bool> Engine::Step() { return impl_->Step(); }
 void Engine::Stop() { impl_->Stop(); }

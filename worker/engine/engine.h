@@ -82,6 +82,10 @@ class Engine {
                                                         const Tokenizer* tokenizer, const Stream& stream);
   ~Engine();
 
+  // Makes ready what the first requests would otherwise wait for: captured rounds of up to `sequences`
+  // sequences. Before the first step.
+  absl::Status WarmUp(int64_t sequences);
+
   // Hands a request over; any thread. Never blocks and never fails itself: refusals arrive at the sink.
   // Requests wait here only for a slot or pages; the coordinator's queue is the real one.
   void Submit(GenerationRequest request, std::unique_ptr<RequestSink> sink);
