@@ -82,7 +82,6 @@ __device__ __forceinline__ void LoadPeer(const __nv_bfloat16* from, int count, f
 // Grid (rows).
 template <bool kVectorized>
 __global__ void PeerSumKernel(const PeerSumTask task) {
-  LetNextKernelStart();
   WaitForPreviousKernel();
   const PeerAreas& areas = task.areas;
   const int64_t row = blockIdx.x;
@@ -113,6 +112,9 @@ __global__ void PeerSumKernel(const PeerSumTask task) {
     }
   }
   __syncthreads();
+  // Not earlier: blocks of the next kernel could take the place of those of a rank on the same device that is
+  // waited for.
+  LetNextKernelStart();
 
   __nv_bfloat16* residual = task.residual.Row(row);
   __nv_bfloat16* y = task.y.Row(row);
