@@ -43,7 +43,8 @@ absl::StatusOr<std::unique_ptr<DecodeRounds>> DecodeRounds::Create(const Options
         absl::StrCat("at least one round must be in flight, got ", options.max_in_flight));
   }
   std::unique_ptr<DecodeRounds> rounds(new DecodeRounds(options, target, drafter, table, &stream));
-  if (drafter != nullptr && !drafter->is_capturable()) rounds->options_.captured = false;
+  if ((drafter != nullptr && !drafter->is_capturable()) || !target->communicator().capturable())
+    rounds->options_.captured = false;
   DFLASH_RETURN_IF_ERROR(rounds->Allocate());
   return rounds;
 }

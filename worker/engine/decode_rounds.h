@@ -39,8 +39,8 @@ class DecodeRounds {
     int64_t max_in_flight = 1;    // rounds enqueued and not collected
     RankLeader* ranks = nullptr;  // the group's other ranks; not owned, null: there are none
   };
-  // Nothing is owned; drafter may be null. Rounds of a drafter that cannot be captured are not. Errors:
-  // ResourceExhausted.
+  // Nothing is owned; drafter may be null. Rounds of a drafter or a communicator that cannot be captured are
+  // not. Errors: ResourceExhausted.
   static absl::StatusOr<std::unique_ptr<DecodeRounds>> Create(const Options& options, Target* target,
                                                               Drafter* drafter, SequenceTable* table,
                                                               const Stream& stream);
