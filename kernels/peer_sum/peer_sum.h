@@ -33,9 +33,9 @@ struct PeerAreas {
 // Every rank calls it with the same shapes, at most areas.max_rows rows, one call after the other. product,
 // residual, y: activation dtype [T, cols], unchanged product; w: bf16 or f32 [1, cols]. May be captured.
 // Waits on the device for the other ranks' rows; when one does not come within `timeout`, *late (int32,
-// device memory, 0 before) becomes 1 + its rank and the results mean nothing. Blocks of all rows wait at
-// once, so all ranks' must fit on the device where ranks share it. Errors: InvalidArgument when shapes
-// disagree.
+// device memory, 0 before) becomes 1 + its rank and the results mean nothing. Where ranks share a device,
+// blocks of all rows of all ranks must fit on it, and no rank may allocate, free or load a kernel on it
+// meanwhile. Errors: InvalidArgument when shapes disagree.
 absl::Status PeerSumAddRmsNorm(const PeerAreas& areas, ConstMatrixView product, MatrixView residual,
                                ConstMatrixView w, NormWeight weight, float eps, MatrixView y,
                                absl::Duration timeout, int32_t* late, const Stream& stream);

@@ -74,6 +74,39 @@ class Areas {
   std::vector<Buffer> buffers_;
 };
 
+// One rank's inputs and outputs of all calls. Nothing is allocated, freed or launched for the first time
+// while a rank waits for another: on a shared device that could wait for the waiting kernel.
+struct RankWork {
+  RankWork(int rank, int calls, int64_t cols, const HostMatrix<float>& weight)
+      : stream(Stream::Create({.threads = 1}).value()),
+        late({0}, stream),
+        w(DeviceMatrix::Input(weight, stream)) {
+    for (int call = 0; call < calls; ++call) {
+      const int64_t rows = RowsOf(call);
+      products.push_back(DeviceMatrix::Activations(Product(rank, call, rows, cols), stream));
+      residuals.push_back(DeviceMatrix::Activations(RandomMatrix<float>(rows, cols, 7), stream));
+      ys.push_back(DeviceMatrix::Output(rows, cols, ActivationDType(), stream, 8));
+    }
+    // The kernel is loaded by a group of one.
+    const Areas alone(1, cols);
+    const DeviceMatrix h = DeviceMatrix::Activations(RandomMatrix<float>(1, cols, 7), stream);
+    const DeviceMatrix y = DeviceMatrix::Output(1, cols, ActivationDType(), stream, 8);
+    const DeviceMatrix product = DeviceMatrix::Activations(RandomMatrix<float>(1, cols, 7), stream);
+    EXPECT_TRUE(Run(alone.Of(0), product, h, y).ok());
+    EXPECT_TRUE(stream.Synchronize().ok());
+  }
+  absl::Status Run(const PeerAreas& areas, const DeviceMatrix& product, const DeviceMatrix& h,
+                   const DeviceMatrix& y) {
+    return PeerSumAddRmsNorm(areas, product.view(), h.view(), w.view(), NormWeight::kOnePlus, kEps, y.view(),
+                             absl::Seconds(10), late.data(), stream);
+  }
+
+  Stream stream;
+  DeviceArray<int32_t> late;
+  DeviceMatrix w;
+  std::vector<DeviceMatrix> products, residuals, ys;
+};
+
 class PeerSumTest : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, PeerSumTest, ::testing::Values(1, 2, 4), ::testing::PrintToStringParamName());
 
@@ -83,40 +116,34 @@ TEST_P(PeerSumTest, GivesTheBitsOfSumAndNorm) {
     SCOPED_TRACE(cols);
     const Areas areas(size, cols);
     const HostMatrix<float> weight = RandomMatrix<float>(1, cols, 3);
-    std::vector<std::vector<CallResult>> results(static_cast<size_t>(size));
-    std::vector<int32_t> late(static_cast<size_t>(size), -1);
+    std::vector<std::unique_ptr<RankWork>> ranks;
+    for (int rank = 0; rank < size; ++rank)
+      ranks.push_back(std::make_unique<RankWork>(rank, calls, cols, weight));
     std::vector<std::thread> threads;
     for (int rank = 0; rank < size; ++rank) {
       threads.emplace_back([&, rank] {
-        const Stream stream = Stream::Create({.threads = 1}).value();
-        DeviceArray<int32_t> late_on_device({0}, stream);
-        const DeviceMatrix w = DeviceMatrix::Input(weight, stream);
-        for (int call = 0; call < calls; ++call) {
-          const int64_t rows = RowsOf(call);
-          const DeviceMatrix product = DeviceMatrix::Activations(Product(rank, call, rows, cols), stream);
-          const DeviceMatrix h = DeviceMatrix::Activations(RandomMatrix<float>(rows, cols, 7), stream);
-          const DeviceMatrix y = DeviceMatrix::Output(rows, cols, ActivationDType(), stream, 8);
+        RankWork& work = *ranks[static_cast<size_t>(rank)];
+        for (size_t call = 0; call < static_cast<size_t>(calls); ++call) {
           const absl::Status status =
-              PeerSumAddRmsNorm(areas.Of(rank), product.view(), h.view(), w.view(), NormWeight::kOnePlus,
-                                kEps, y.view(), absl::Seconds(10), late_on_device.data(), stream);
+              work.Run(areas.Of(rank), work.products[call], work.residuals[call], work.ys[call]);
           EXPECT_TRUE(status.ok()) << status;
-          results[static_cast<size_t>(rank)].push_back({.residual = h.ToHost(), .y = y.ToHost()});
-          EXPECT_TRUE(y.GuardsIntact());
         }
-        late[static_cast<size_t>(rank)] = late_on_device.ToHost()[0];
+        EXPECT_TRUE(work.stream.Synchronize().ok());
       });
     }
     for (std::thread& thread : threads) thread.join();
     const Stream stream = Stream::Create({.threads = 1}).value();
     for (int call = 0; call < calls; ++call) {
+      const auto at = static_cast<size_t>(call);
       const CallResult expected =
           Expected(size, call, RandomMatrix<float>(RowsOf(call), cols, 7), weight, stream);
-      for (const auto& of_rank : results) {
-        EXPECT_EQ(of_rank[static_cast<size_t>(call)].residual.values, expected.residual.values) << call;
-        EXPECT_EQ(of_rank[static_cast<size_t>(call)].y.values, expected.y.values) << call;
+      for (const auto& rank : ranks) {
+        ASSERT_EQ(rank->residuals[at].ToHost().values, expected.residual.values) << call;
+        ASSERT_EQ(rank->ys[at].ToHost().values, expected.y.values) << call;
+        EXPECT_TRUE(rank->ys[at].GuardsIntact());
       }
     }
-    for (int32_t rank : late) EXPECT_EQ(rank, 0);
+    for (const auto& rank : ranks) EXPECT_EQ(rank->late.ToHost()[0], 0);
   }
 }
 
