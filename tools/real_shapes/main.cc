@@ -33,6 +33,7 @@
 #include "base/status.h"
 #include "kernels/device/buffer.h"
 #include "kernels/random_weights/random_weights.h"
+#include "tools/real_shapes/same_bits.h"
 #include "worker/draft/dflash_drafter.h"
 #include "worker/load_group.h"
 #include "worker/model/random_weights.h"
@@ -51,6 +52,7 @@ struct Flags {
   std::string checksums;
   bool load_only = false;
   bool memory = false;
+  int64_t company = 0;
   int64_t max_sequences = 8;
   int64_t cache_tokens = 100000;
 };
@@ -340,6 +342,19 @@ absl::Status ShowMemory(const Flags& flags) {
   return absl::OkStatus();
 }
 
+absl::Status RunCompany(const Flags& flags) {
+  GroupOptions options;
+  options.model = flags.model;
+  options.draft_model = flags.draft_model;
+  options.random_weights = static_cast<uint64_t>(flags.seed);
+  options.threads = static_cast<int>(flags.threads);
+  options.max_sequences = 8;
+  options.max_context_tokens = flags.company + 64;
+  options.max_prefill_tokens = (flags.company + 63) / 64 * 64;
+  DFLASH_ASSIGN_OR_RETURN(Group group, LoadGroup(options, [](const std::string&) {}));
+  return CompareCompany(group, flags.company);
+}
+
 absl::Status Main(int argc, char** argv) {
   Flags flags;
   FlagParser parser("real-shapes",
@@ -359,6 +374,9 @@ absl::Status Main(int argc, char** argv) {
                 &flags.load_only);
   parser.Switch("memory", "only load both models and print what they take of the device's memory",
                 &flags.memory);
+  parser.Integer("company", "N",
+                 "only compare the bits of rows after a prompt of N tokens, alone and in company", 0, 65536,
+                 &flags.company);
   parser.Integer("max-sequences", "N", "with --memory", 1, 1024, &flags.max_sequences);
   parser.Integer("cache-tokens", "N", "with --memory", 1, int64_t{1} << 40, &flags.cache_tokens);
   FlagParser::Outcome outcome = FlagParser::Outcome::kRun;
@@ -367,6 +385,7 @@ absl::Status Main(int argc, char** argv) {
     std::fputs(parser.Help().c_str(), stdout);
     return absl::OkStatus();
   }
+  if (flags.company > 0) return RunCompany(flags);
   if (flags.memory) return ShowMemory(flags);
   if (flags.load_only) return LoadOnly(flags);
   if (!flags.checksums.empty()) return WriteChecksums(flags);
