@@ -316,7 +316,7 @@ TEST(RankChannel, RanksMustHaveLoadedTheSame) {
 TEST(RankChannel, ALostMemberIsAFault) {
   Group group(Options(3));
   group.links[1].reset();
-  EXPECT_THAT(group.hub_fault.Await(), HasSubstr("rank 2: the connection was closed"));
+  EXPECT_THAT(group.hub_fault.Await(), HasSubstr("rank 2: the connection"));
   EXPECT_EQ(group.hub->Send(SomePlan(1)).code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(group.faults[1]->calls(), 0) << "the leader decides what becomes of the others";
   group.hub->End(absl::UnavailableError("rank 2 is gone"));
@@ -329,7 +329,7 @@ TEST(RankChannel, ALostLeaderIsAFault) {
   Group group(Options(3));
   group.hub.reset();
   for (size_t rank : {1, 2}) {
-    EXPECT_THAT(group.faults[rank]->Await(), HasSubstr("the leader: the connection was closed"));
+    EXPECT_THAT(group.faults[rank]->Await(), HasSubstr("the leader: the connection"));
     EXPECT_EQ(group.links[rank - 1]->NextPlan().status().code(), absl::StatusCode::kUnavailable);
   }
 }
