@@ -174,9 +174,11 @@ absl::StatusOr<Group> LoadGroup(const GroupOptions& options, const Log& log) {
   target_options.communicator = options.communicator;
   target_options.draft_placement = options.draft_placement;
   ProgressLog target_progress("target", target.total_bytes(), log);
-  DFLASH_ASSIGN_OR_RETURN(
-      group.target, Target::Load(target_config, target, target_options, group.table.get(), *group.stream,
-                                 [&](int64_t bytes) { target_progress.Add(bytes); }));
+  DFLASH_ASSIGN_OR_RETURN(group.target, Target::Load(target_config, target, target_options, group.table.get(),
+                                                     *group.stream, [&](int64_t bytes) {
+                                                       group.bytes_read += bytes;
+                                                       target_progress.Add(bytes);
+                                                     }));
   target_progress.Finish();
   if (!draft_config) return group;
   if (group.target->communicator().rank() > 0 && options.draft_placement == DraftPlacement::kRankZero) {
@@ -188,13 +190,15 @@ absl::StatusOr<Group> LoadGroup(const GroupOptions& options, const Log& log) {
     return group;
   }
   ProgressLog draft_progress("drafter", draft->total_bytes(), log);
-  DFLASH_ASSIGN_OR_RETURN(group.drafter,
-                          DFlashDrafter::Load(*draft_config, *draft, group.contract,
-                                              {.max_sequences = options.max_sequences,
-                                               .max_ingest_rows = options.max_prefill_tokens,
-                                               .vocabulary = group.vocabulary},
-                                              group.target.get(), group.table.get(), *group.stream,
-                                              [&](int64_t bytes) { draft_progress.Add(bytes); }));
+  DFLASH_ASSIGN_OR_RETURN(group.drafter, DFlashDrafter::Load(*draft_config, *draft, group.contract,
+                                                             {.max_sequences = options.max_sequences,
+                                                              .max_ingest_rows = options.max_prefill_tokens,
+                                                              .vocabulary = group.vocabulary},
+                                                             group.target.get(), group.table.get(),
+                                                             *group.stream, [&](int64_t bytes) {
+                                                               group.bytes_read += bytes;
+                                                               draft_progress.Add(bytes);
+                                                             }));
   draft_progress.Finish();
   if (!options.defect.empty()) {
     DFLASH_ASSIGN_OR_RETURN(group.drafter,
@@ -203,13 +207,14 @@ absl::StatusOr<Group> LoadGroup(const GroupOptions& options, const Log& log) {
   return group;
 }
 
-absl::StatusOr<std::unique_ptr<Engine>> Group::MakeEngine(int64_t max_prefill_tokens,
-                                                          StepObserver* observer) const {
+absl::StatusOr<std::unique_ptr<Engine>> Group::MakeEngine(int64_t max_prefill_tokens, StepObserver* observer,
+                                                          RankLeader* ranks) const {
   EngineOptions options;
   options.max_context_tokens = max_context_tokens;
   options.max_prefill_tokens = max_prefill_tokens;
   options.vocabulary = vocabulary;
   options.observer = observer;
+  options.ranks = ranks;
   DFLASH_ASSIGN_OR_RETURN(
       std::unique_ptr<Engine> engine,
       Engine::Create(options, target.get(), drafter.get(), table.get(), tokenizer.get(), *stream));

@@ -49,10 +49,12 @@ struct Group {
   std::string target_revision;
   int64_t max_context_tokens = 0;
   int64_t vocabulary = 0;  // real token ids: the tokenizer's, or all rows of the head
+  int64_t bytes_read = 0;  // of weights, this rank's share
 
-  // The engine over all this, warmed up; `observer` is not owned and may be null.
-  absl::StatusOr<std::unique_ptr<Engine>> MakeEngine(int64_t max_prefill_tokens,
-                                                     StepObserver* observer) const;
+  // The leader's engine over all this, warmed up. `observer` and `ranks` (the group's other ranks) are not
+  // owned and may be null.
+  absl::StatusOr<std::unique_ptr<Engine>> MakeEngine(int64_t max_prefill_tokens, StepObserver* observer,
+                                                     RankLeader* ranks) const;
 };
 
 // `log` gets one line per finding (checkpoints, warnings, the feature contract) and of progress.

@@ -1,7 +1,11 @@
-// dflash-worker: one rank of a worker group. Rank 0, the only one so far, is the group's leader: it loads
-// target and drafter, runs the engine on the main thread and answers the coordinator.
+// dflash-worker: one rank of a worker group. All ranks join before they load their shares of the model. Rank
+// 0 is the group's leader: it runs the engine on the main thread and answers the coordinator; the others
+// carry out its plans. A group lives and dies as one: a rank that can no longer be sure of the others ends
+// itself.
 #include <sys/prctl.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <csignal>
 #include <cstdio>
@@ -19,6 +23,9 @@
 #include "spdlog/sinks/stdout_sinks.h"
 #include "spdlog/spdlog.h"
 #include "worker/load_group.h"
+#include "worker/membership.h"
+#include "worker/rank/follower.h"
+#include "worker/rank/leader.h"
 #include "worker/rpc/engine_metrics.h"
 #include "worker/rpc/worker_server.h"
 
@@ -33,6 +40,7 @@ enum ExitCode : int {
   kExitNoDevice = 69,
   kExitCannotListen = 74,
   kExitEngineFailed = 75,
+  kExitRankLost = 76,  // another rank's fault; that one's exit status or log says which
   kExitCoordinatorLost = 77,
 };
 
@@ -45,6 +53,15 @@ struct Flags {
   int64_t device = 0;
   std::optional<int64_t> random_weights;
   bool probe = false;
+  MembershipOptions membership;
+  int64_t rank = 0;
+  int64_t ranks = 1;
+  int64_t epoch = 1;
+  int64_t rank_timeout_seconds = 60;
+  int64_t rank_silence_seconds = 5;
+  int64_t formation_timeout_seconds = 60;
+  std::string secret_file;
+  std::string draft_placement = "rank0";
 };
 
 FlagParser MakeParser(Flags& flags) {
@@ -75,6 +92,26 @@ FlagParser MakeParser(Flags& flags) {
       int64_t{1} << 62, &flags.random_weights);
   parser.Text("inject-defect", "NAME", "plant a known integration defect (test builds only)",
               &flags.group.defect);
+  parser.Integer("tp", "N", "tensor-parallel ranks of the group", 1, 8, &flags.ranks);
+  parser.Integer("rank", "R", "which of them this is; 0 leads", 0, 7, &flags.rank);
+  parser.Text("group-socket", "ADDRESS", "unix:PATH or tcp:HOST:PORT of the leader's rank channel",
+              &flags.membership.channel.address);
+  parser.Text("group-id", "NAME", "what all ranks of a group are told alike",
+              &flags.membership.channel.group_id);
+  parser.Integer("epoch", "N", "which life of the group this is", 1, int64_t{1} << 60, &flags.epoch);
+  parser.Text("group-secret-file", "FILE", "its first line is the secret of the group; needed over TCP",
+              &flags.secret_file);
+  parser.Choice("communicator", {"auto", "host", "nccl"},
+                "how ranks exchange data; auto: nccl with CUDA, host (shared memory) without",
+                &flags.membership.communicator);
+  parser.Choice("draft-placement", {"rank0", "sharded"}, "which ranks run the drafter",
+                &flags.draft_placement);
+  parser.Integer("formation-timeout", "SECONDS", "until all ranks have joined", 1, 3600,
+                 &flags.formation_timeout_seconds);
+  parser.Integer("rank-timeout", "SECONDS", "of a collective, and of a plan without progress", 1, 3600,
+                 &flags.rank_timeout_seconds);
+  parser.Integer("rank-silence", "SECONDS", "after which a rank that says nothing counts as dead", 1, 3600,
+                 &flags.rank_silence_seconds);
   parser.Switch("probe", "only tell whether this backend finds its device", &flags.probe);
   return parser;
 }
@@ -124,6 +161,7 @@ EngineMetrics::Options MetricsOptions(const Group& group, bool speculate) {
 
 GroupIdentity Identity(const Group& group, bool speculate) {
   GroupIdentity identity;
+  identity.ranks = group.target->communicator().size();
   identity.build = DFLASHD_VERSION;
   identity.backend = BackendName();
   if (group.drafter != nullptr) {
@@ -137,6 +175,8 @@ GroupIdentity Identity(const Group& group, bool speculate) {
   // (worker/engine/state_test.cc, kernels/linear/linear_cuda_test.cc): so up to as many rows as there can be.
   identity.same_text_rows =
       group.table->slots() * (1 + (group.drafter == nullptr ? 0 : group.drafter->max_drafts()));
+  // Sums whose order depends on their size take that away.
+  if (!group.target->communicator().sums_in_rank_order()) identity.same_text_rows = 0;
   identity.speculate_by_default = speculate;
   identity.eos_token_ids = group.generation.eos_token_ids;
   identity.default_temperature =
@@ -152,16 +192,60 @@ int Fail(ExitCode code, const absl::Status& status) {
   return code;
 }
 
-int Serve(const Flags& flags) {
+// What all ranks must have in common beyond the command line, in one line.
+RankReady Readiness(const Group& group) {
+  RankReady ready;
+  if (!group.contract.taps.empty()) ready.feature_contract = group.contract.ToLine();
+  ready.configuration = absl::StrCat("target=", group.target_revision, " vocabulary=", group.vocabulary,
+                                     " context=", group.max_context_tokens, " slots=", group.table->slots(),
+                                     " pages=", group.table->pages());
+  ready.bytes_read = group.bytes_read;
+  return ready;
+}
+
+int64_t BlockRows(const Group& group) {
+  return 1 + (group.drafter == nullptr ? 0 : group.drafter->max_drafts());
+}
+
+// Takes SIGTERM and SIGINT, which are blocked in every thread (main), until it goes out of scope.
+class SignalThread {
+ public:
+  explicit SignalThread(std::function<void()> on_end)
+      : thread_([on_end = std::move(on_end)] {
+          sigset_t set;
+          sigemptyset(&set);
+          for (int number : {SIGTERM, SIGINT, SIGUSR1}) sigaddset(&set, number);
+          int number = 0;
+          sigwait(&set, &number);
+          if (number != SIGUSR1) on_end();
+        }) {}
+  ~SignalThread() {
+    pthread_kill(thread_.native_handle(), SIGUSR1);
+    thread_.join();
+  }
+
+ private:
+  std::thread thread_;
+};
+
+// Rank 0: loads, then runs the engine until the coordinator or a signal ends it.
+int Lead(const Flags& flags, Membership& membership) {
   absl::StatusOr<Group> group =
       LoadGroup(flags.group, [](const std::string& line) { spdlog::info("{}", line); });
   if (!group.ok()) {
     return Fail(absl::IsUnavailable(group.status()) ? kExitNoDevice : kExitBadModel, group.status());
   }
+  std::unique_ptr<RankLeader> ranks;
+  if (membership.hub != nullptr) {
+    const absl::Status ready =
+        membership.hub->AwaitReady(Readiness(*group), absl::Seconds(flags.formation_timeout_seconds) * 10);
+    if (!ready.ok()) return Fail(absl::IsFailedPrecondition(ready) ? kExitBadModel : kExitRankLost, ready);
+    ranks = std::make_unique<RankLeader>(membership.hub.get(), membership.communicator.get(), *group->stream);
+  }
   const bool speculate = group->drafter != nullptr && flags.speculation == "dflash";
   EngineMetrics metrics(MetricsOptions(*group, speculate));
   absl::StatusOr<std::unique_ptr<Engine>> engine =
-      group->MakeEngine(flags.group.max_prefill_tokens, &metrics);
+      group->MakeEngine(flags.group.max_prefill_tokens, &metrics, ranks.get());
   if (!engine.ok()) return Fail(kExitBadModel, engine.status());
   EngineBackend backend(engine->get());
 
@@ -176,23 +260,99 @@ int Serve(const Flags& flags) {
                             (*engine)->Stop();
                           });
   if (!server.ok()) return Fail(kExitCannotListen, server.status());
-
-  // SIGTERM and SIGINT are blocked in every thread (main); this one takes them.
-  std::thread signals([&] {
-    sigset_t set;
-    sigemptyset(&set);
-    for (int number : {SIGTERM, SIGINT, SIGUSR1}) sigaddset(&set, number);
-    int number = 0;
-    sigwait(&set, &number);
-    if (number != SIGUSR1) (*engine)->Stop();
-  });
-  spdlog::info("serving on {}", flags.listen);
-  const absl::Status ended = (*engine)->Run();
-  pthread_kill(signals.native_handle(), SIGUSR1);
-  signals.join();
+  absl::Status ended;
+  {
+    const SignalThread signals([&] { (*engine)->Stop(); });
+    spdlog::info("serving on {}", flags.listen);
+    ended = (*engine)->Run();
+  }
   server->reset();
+  if (membership.hub != nullptr) membership.hub->End(ended);
   if (!ended.ok()) return Fail(kExitEngineFailed, ended);
   return coordinator_lost ? kExitCoordinatorLost : kExitOk;
+}
+
+// Any other rank: loads its share, then carries out plans until the leader ends the group.
+int Follow(const Flags& flags, Membership& membership) {
+  const auto give_up = [&](ExitCode code, const absl::Status& status) {
+    membership.link->Abort(status);
+    return Fail(code, status);
+  };
+  absl::StatusOr<Group> group =
+      LoadGroup(flags.group, [](const std::string& line) { spdlog::info("{}", line); });
+  if (!group.ok())
+    return give_up(absl::IsUnavailable(group.status()) ? kExitNoDevice : kExitBadModel, group.status());
+  absl::StatusOr<std::unique_ptr<RankFollower>> follower = RankFollower::Create(
+      {.max_block_rows = BlockRows(*group), .vocabulary = group->vocabulary}, group->target.get(),
+      group->drafter.get(), group->table.get(), membership.communicator.get(), *group->stream);
+  if (!follower.ok()) return give_up(kExitNoDevice, follower.status());
+  if (absl::Status sent = membership.link->SendReady(Readiness(*group)); !sent.ok())
+    return Fail(kExitRankLost, sent);
+  for (;;) {
+    absl::StatusOr<std::optional<RankPlan>> plan = membership.link->NextPlan();
+    if (!plan.ok()) return Fail(kExitRankLost, plan.status());
+    if (!plan->has_value()) return kExitOk;
+    if (absl::Status ran = (*follower)->Run(**plan); !ran.ok()) return give_up(kExitEngineFailed, ran);
+    membership.link->SetFinished((*plan)->number);
+  }
+}
+
+int Serve(Flags& flags) {
+  RankChannelOptions& channel = flags.membership.channel;
+  if (!flags.secret_file.empty()) {
+    absl::StatusOr<std::string> secret = ReadSecret(flags.secret_file);
+    if (!secret.ok()) return Fail(kExitBadFlags, secret.status());
+    channel.secret = *std::move(secret);
+  }
+  // Ranks have nothing to save: one that lost the others ends at once, whatever its threads wait for, and
+  // whoever supervises the group starts it again.
+  absl::StatusOr<Membership> membership =
+      JoinGroup(flags.membership, flags.group.device, [](const absl::Status& fault) {
+        spdlog::error("the group is lost: {}", std::string(fault.message()));
+        spdlog::default_logger()->flush();
+        _exit(kExitRankLost);
+      });
+  if (!membership.ok()) return Fail(kExitRankLost, membership.status());
+  if (channel.size > 1) {
+    spdlog::info("rank {} of {}, epoch {}, communicator {}", flags.rank, channel.size, channel.epoch,
+                 membership->communicator->name());
+  }
+  flags.group.communicator = membership->communicator.get();
+  return flags.rank == 0 ? Lead(flags, *membership) : Follow(flags, *membership);
+}
+
+// The flags that make this process a rank, from text to what JoinGroup takes.
+absl::Status FinishRankFlags(Flags& flags) {
+  RankChannelOptions& channel = flags.membership.channel;
+  channel.size = static_cast<int>(flags.ranks);
+  channel.epoch = static_cast<uint64_t>(flags.epoch);
+  channel.build = DFLASHD_VERSION;
+  channel.formation_timeout = absl::Seconds(flags.formation_timeout_seconds);
+  channel.silence_limit = absl::Seconds(flags.rank_silence_seconds);
+  channel.plan_timeout = absl::Seconds(flags.rank_timeout_seconds);
+  flags.membership.rank = static_cast<int>(flags.rank);
+  flags.membership.collective_timeout = absl::Seconds(flags.rank_timeout_seconds);
+  flags.group.draft_placement =
+      flags.draft_placement == "sharded" ? DraftPlacement::kSharded : DraftPlacement::kRankZero;
+  // What decides about shapes and control flow; paths may differ between hosts.
+  const GroupOptions& group = flags.group;
+  channel.options =
+      absl::StrCat("drafter=", !group.draft_model.empty(), " placement=", flags.draft_placement,
+                   " sequences=", group.max_sequences, " context=", group.max_context_tokens,
+                   " cache=", group.cache_tokens, " prefill=", group.max_prefill_tokens,
+                   " random=", group.random_weights.has_value() ? absl::StrCat(*group.random_weights) : "no",
+                   " defect=", group.defect, " communicator=", flags.membership.communicator);
+  if (flags.rank >= flags.ranks)
+    return absl::InvalidArgumentError(absl::StrCat("--rank ", flags.rank, " of --tp ", flags.ranks));
+  if (flags.ranks > 1 && channel.address.empty())
+    return absl::InvalidArgumentError("--tp above 1 needs --group-socket");
+  if (flags.rank == 0 && flags.listen.empty()) return absl::InvalidArgumentError("--listen is required");
+  // The ranks of a group usually share a host.
+  if (flags.group.threads == 0 && flags.ranks > 1) {
+    const int64_t cores = std::max<int64_t>(std::thread::hardware_concurrency(), 1);
+    flags.group.threads = static_cast<int>(std::clamp<int64_t>(cores / flags.ranks, 1, 256));
+  }
+  return absl::OkStatus();
 }
 
 int Main(int argc, char** argv) {
@@ -222,11 +382,9 @@ int Main(int argc, char** argv) {
     std::puts(BackendName());
     return kExitOk;
   }
-  for (const auto& [name, value] :
-       {std::pair("--model", &flags.group.model), std::pair("--listen", &flags.listen)}) {
-    if (value->empty())
-      return Fail(kExitBadFlags, absl::InvalidArgumentError(absl::StrCat(name, " is required")));
-  }
+  if (flags.group.model.empty())
+    return Fail(kExitBadFlags, absl::InvalidArgumentError("--model is required"));
+  if (absl::Status status = FinishRankFlags(flags); !status.ok()) return Fail(kExitBadFlags, status);
   return Serve(flags);
 }
 

@@ -29,6 +29,9 @@ class Stream {
 
   absl::Status Synchronize() const;
 
+  // CUDA: the cudaStream_t, for libraries that enqueue by themselves. CPU: null.
+  void* native_handle() const;
+
   struct Impl;  // defined by the backend
   Impl& impl() const { return *impl_; }
 

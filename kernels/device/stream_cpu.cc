@@ -29,6 +29,7 @@ absl::StatusOr<Stream> Stream::Create(const Options& options) {
 }
 
 absl::Status Stream::Synchronize() const { return absl::OkStatus(); }
+void* Stream::native_handle() const { return nullptr; }
 
 ThreadPool& ThreadsOf(const Stream& stream) { return stream.impl().pool; }
 

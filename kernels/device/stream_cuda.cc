@@ -82,6 +82,8 @@ absl::Status Stream::Synchronize() const {
   return CudaStatus(cudaStreamSynchronize(impl_->context.stream), "the GPU reports");
 }
 
+void* Stream::native_handle() const { return impl_->context.stream; }
+
 const char* BackendName() { return "cuda"; }
 
 absl::Status SelectInstructionSet(const std::string& name) {

@@ -37,7 +37,7 @@ const std::map<std::string, std::map<std::string, Names>>& SubfolderArrows() {
         {"draft", {"cache", "comm", "model"}},
         {"verify", {}},
         {"defects", {"cache", "model", "draft"}},
-        {"rank", {"cache", "comm", "model"}},
+        {"rank", {"cache", "comm", "draft", "model"}},
         {"engine", {"cache", "comm", "model", "draft", "rank", "verify"}},
         {"rpc", {"engine", "rank"}}}},
       {"daemon",

@@ -176,6 +176,7 @@ absl::Status DecodeRounds::EnqueueWork(const Shape& shape) {
   auto* proposals = proposals_.As<int32_t>();
   DFLASH_RETURN_IF_ERROR(RecordMark(kStart));
 
+  if (options_.ranks != nullptr) DFLASH_RETURN_IF_ERROR(options_.ranks->ShareStates(states()));
   if (shape.drafting > 0) {
     DFLASH_RETURN_IF_ERROR(
         drafter_->Propose(states(), draft_slots_.As<int32_t>(), shape.drafting, proposals));

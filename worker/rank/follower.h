@@ -10,8 +10,10 @@
 #include "kernels/device/buffer.h"
 #include "kernels/device/pinned_buffer.h"
 #include "kernels/device/stream.h"
+#include "kernels/round/round.h"
 #include "worker/cache/sequence_table.h"
 #include "worker/comm/communicator.h"
+#include "worker/draft/drafter.h"
 #include "worker/model/target.h"
 #include "worker/rank/plan.h"
 
@@ -19,9 +21,14 @@ namespace dflash {
 
 class RankFollower {
  public:
-  // `max_block_rows` as the leader's. Target, table, communicator and stream are not owned.
-  static absl::StatusOr<std::unique_ptr<RankFollower>> Create(int64_t max_block_rows, Target* target,
-                                                              SequenceTable* table,
+  struct Options {
+    int64_t max_block_rows = 1;  // of one verification, as the leader's
+    int64_t vocabulary = 0;      // real token ids, as the leader's engine
+  };
+  // Target, drafter (this rank's part in drafting, null: the group has none), table, communicator and stream
+  // are not owned.
+  static absl::StatusOr<std::unique_ptr<RankFollower>> Create(const Options& options, Target* target,
+                                                              Drafter* drafter, SequenceTable* table,
                                                               Communicator* communicator,
                                                               const Stream& stream);
 
@@ -33,17 +40,30 @@ class RankFollower {
   uint64_t last_plan() const { return number_; }  // carried out
 
  private:
-  RankFollower(Target* target, SequenceTable* table, Communicator* communicator, const Stream* stream)
-      : target_(target), table_(table), communicator_(communicator), stream_(stream) {}
+  RankFollower(const Options& options, Target* target, Drafter* drafter, SequenceTable* table,
+               Communicator* communicator, const Stream* stream)
+      : options_(options),
+        target_(target),
+        drafter_(drafter),
+        table_(table),
+        communicator_(communicator),
+        stream_(stream) {}
   absl::Status ChangeSlots(const RankPlan& plan);
-  // Verifies `rows` rows of `count` sequences as the leader describes them, and commits what it accepts.
-  absl::Status Verify(const RankPlan& plan, int64_t rows, int64_t count);
+  // The step's prompt rows: forward, sampling of those that are through, context of the drafter.
+  absl::Status RunPrompts(const RankPlan& plan);
+  // The step's round: the leader's states, then the same operations on every rank
+  // (worker/engine/decode_rounds.cc), with the leader's rows and accepted counts.
+  absl::Status RunRound(const RankPlan& plan);
 
+  const Options options_;
   Target* const target_;
+  Drafter* const drafter_;
   SequenceTable* const table_;
   Communicator* const communicator_;
   const Stream* const stream_;
-  Buffer tokens_, segments_, row_counts_;  // of a verification
+  // Device memory of a round.
+  Buffer states_, entries_, draft_slots_, proposals_;
+  Buffer tokens_, positions_, sampling_params_, segments_, row_counts_, sampled_;
   PinnedBuffer lengths_;
   std::vector<SamplingParams> sampling_;  // per slot
   uint64_t number_ = 0;

@@ -41,6 +41,11 @@ absl::Status RankLeader::Begin(const std::vector<SequenceRows>& prefill,
   return sender_->Send(plan);
 }
 
+absl::Status RankLeader::ShareStates(DecodeStates states) {
+  return communicator_->Broadcast(states.data, states.slots * static_cast<int64_t>(sizeof(DecodeState)), 0,
+                                  *stream_);
+}
+
 absl::Status RankLeader::ShareRows(int32_t* tokens, int64_t rows, Segment* segments, int64_t count) {
   DFLASH_RETURN_IF_ERROR(
       communicator_->Broadcast(tokens, rows * static_cast<int64_t>(sizeof(int32_t)), 0, *stream_));

@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/batch/segments.h"
 #include "kernels/device/stream.h"
+#include "kernels/round/round.h"
 #include "worker/comm/communicator.h"
 #include "worker/model/target.h"
 #include "worker/rank/plan.h"
@@ -24,8 +25,9 @@ class PlanSender {
 };
 
 // The engine calls it in this order: OnOpen and OnClose whenever a slot changes hands, then for every step
-// Begin, the target's forward of prompt rows, and when the step verifies ShareRows, the target's
-// verification, ShareRowCounts, the target's commit. Engine thread only.
+// Begin, the target's forward of prompt rows, and when the step verifies ShareStates, the drafter's
+// proposals, ShareRows, the target's verification and sampling, ShareRowCounts, the target's commit. Engine
+// thread only.
 class RankLeader {
  public:
   // Sender, communicator and stream are not owned.
@@ -43,6 +45,8 @@ class RankLeader {
   // Sends the step's plan: `prefill` are the prompt rows at the front of the batch, `verify` what follows.
   absl::Status Begin(const std::vector<SequenceRows>& prefill, const std::vector<VerifyRows>& verify,
                      int64_t draft_sequences);
+  // Broadcasts the states of all slots before a round drafts; device memory.
+  absl::Status ShareStates(DecodeStates states);
   // Broadcasts the rows of the verification, as they lie in device memory; `rows` is the sum of max_rows, the
   // segments are in Begin's order.
   absl::Status ShareRows(int32_t* tokens, int64_t rows, Segment* segments, int64_t count);
