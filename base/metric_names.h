@@ -267,6 +267,13 @@ inline constexpr MetricInfo kWorkerHeartbeatAge{"dflashd_worker_heartbeat_age_se
                                                 MetricScope::kGroup,
                                                 "Time since a rank was last heard of.",
                                                 {"rank"}};
+inline constexpr MetricInfo kGroupEpoch{"dflashd_group_epoch", MetricType::kGauge, MetricScope::kGroup,
+                                        "Counts the lives of a worker group; above 1 it was started again."};
+inline constexpr MetricInfo kGroupReforms{"dflashd_group_reforms_total",
+                                          MetricType::kCounter,
+                                          MetricScope::kGroup,
+                                          "Lives of a worker group that ended unasked, by what ended them.",
+                                          {"cause"}};
 inline constexpr MetricInfo kBuildInfo{"dflashd_build_info",
                                        MetricType::kGauge,
                                        MetricScope::kServer,
@@ -324,6 +331,8 @@ inline constexpr const MetricInfo* kAll[] = {&kRequests,
                                              &kDraining,
                                              &kWorkerUp,
                                              &kWorkerHeartbeatAge,
+                                             &kGroupEpoch,
+                                             &kGroupReforms,
                                              &kBuildInfo,
                                              &kGroupInfo,
                                              &kGrpcHandled};

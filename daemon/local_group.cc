@@ -1,104 +1,346 @@
 #include "daemon/local_group.h"
 
 #include <signal.h>
+#include <unistd.h>
 
-#include <atomic>
 #include <optional>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
 #include "base/status.h"
 #include "daemon/rpc/group_client.h"
 #include "daemon/supervise/child_process.h"
 #include "spdlog/spdlog.h"
 
 namespace dflash {
+namespace {
 
-class LocalGroup::Impl {
+// Exit codes of dflash-worker that say more than "failed" (worker/main.cc).
+constexpr int kExitRankLost = 76;
+constexpr int kPermanent[] = {64, 65, 69, 74};  // bad flags, bad model, no device, cannot listen
+
+// A stream that ends because its process ends: so long until the process has ended too.
+constexpr absl::Duration kExitGrace = absl::Seconds(2);
+// A rank that ends because another has: so long until that one's end is known.
+constexpr absl::Duration kCauseGrace = absl::Milliseconds(500);
+
+bool IsPermanent(const ExitReport& report) {
+  if (report.by_signal) return false;
+  for (int code : kPermanent) {
+    if (report.code == code) return true;
+  }
+  return false;
+}
+
+bool FollowsAnother(const ExitReport& report) { return !report.by_signal && report.code == kExitRankLost; }
+
+}  // namespace
+
+// The dispatcher sees one group through all its lives: this object. One thread supervises it and is the
+// parent of all its processes.
+class LocalGroup::Impl final : public Group, public GroupEvents {
  public:
-  explicit Impl(PrivateDirectory directory) : directory_(std::move(directory)) {}
-  ~Impl() { Shutdown(absl::ZeroDuration()); }
+  Impl(PrivateDirectory directory, const Options& options, Dispatcher* dispatcher, Exporter* exporter,
+       std::function<void(int)> on_give_up)
+      : directory_(std::move(directory)),
+        options_(options),
+        dispatcher_(dispatcher),
+        exporter_(exporter),
+        on_give_up_(std::move(on_give_up)),
+        decider_(options.restart) {}
+  ~Impl() override { Shutdown(absl::ZeroDuration()); }
 
-  absl::Status Start(const Options& options, Dispatcher* dispatcher, Exporter* exporter,
-                     std::function<void(int)> on_exit) {
-    const std::string address = absl::StrCat("unix:", directory_.path(), "/leader.sock");
-    client_.emplace(GroupClient::Options{.name = options.name,
-                                         .address = address,
-                                         .build = options.build,
-                                         .on_silence = [this] { KillSilent(); }},
-                    dispatcher,
-                    [exporter, name = options.name](std::vector<prometheus::MetricFamily> families) {
-                      const std::string dropped = exporter->SetSnapshot(name, std::move(families));
-                      if (!dropped.empty()) spdlog::warn("group {}: dropped the metric {}", name, dropped);
-                    });
-    dispatcher->AddGroup(&*client_);
-    client_->Start();
-    std::vector<std::string> command = options.command;
-    command.insert(command.end(), {"--listen", address});
-    absl::StatusOr<std::unique_ptr<ChildProcess>> child = ChildProcess::Start(
-        command, [this, dispatcher, on_exit = std::move(on_exit)](const ExitReport& report) {
-          const std::string why = absl::StrCat("its worker process ", report.ToString());
-          if (!shutting_down_) spdlog::error("group {} is lost: {}", client_->name(), why);
-          if (!silent_) dispatcher->ExplainLoss(&*client_, why);  // else our own kill, which explains nothing
-          dispatcher->OnLost(&*client_, why);
-          client_->Disconnect();
-          on_exit(report.by_signal ? 128 + report.code : report.code);
-        });
-    if (!child.ok()) return child.status();
-    spdlog::info("group {}: started {} as process {}", options.name, command[0], (*child)->pid());
+  // The error of the first start.
+  absl::Status Start() {
+    dispatcher_->AddGroup(this);
+    supervisor_ = std::thread([this] { Supervise(); });
     absl::MutexLock lock(&mutex_);
-    child_ = *std::move(child);
-    if (silent_) child_->Signal(SIGKILL);
-    return absl::OkStatus();
+    mutex_.Await(absl::Condition(
+        +[](Impl* self) ABSL_EXCLUSIVE_LOCKS_REQUIRED(self->mutex_) { return self->started_.has_value(); },
+        this));
+    return *started_;
   }
 
   void Shutdown(absl::Duration timeout) {
-    shutting_down_ = true;
-    std::unique_ptr<ChildProcess> child;
     {
       absl::MutexLock lock(&mutex_);
-      child = std::move(child_);
+      if (!shutdown_.has_value()) shutdown_ = absl::Now() + timeout;
     }
-    if (child != nullptr) {
-      client_->Shutdown();
-      if (timeout > absl::ZeroDuration() && !child->WaitExit(timeout)) {
-        spdlog::warn("group {}: its worker does not end; killed", client_->name());
-      }
-      child.reset();
-    }
-    client_->Disconnect();
+    if (supervisor_.joinable()) supervisor_.join();
   }
 
-  absl::Duration HeartbeatAge() const { return client_->HeartbeatAge(); }
+  Stats GetStats() const {
+    absl::MutexLock lock(&mutex_);
+    return {.epoch = epoch_,
+            .reforms = reforms_,
+            .heartbeat_age = client_ == nullptr ? absl::ZeroDuration() : client_->HeartbeatAge(),
+            .given_up = given_up_,
+            .ranks = static_cast<int>(options_.commands.size())};
+  }
+
+  // Group: whatever life it is in.
+  const std::string& name() const override { return options_.name; }
+  void Submit(const std::string& key, const GroupRequest& request) override {
+    absl::MutexLock lock(&mutex_);
+    if (client_ != nullptr) client_->Submit(key, request);
+  }
+  void Cancel(const std::string& key, const absl::Status& reason) override {
+    absl::MutexLock lock(&mutex_);
+    if (client_ != nullptr) client_->Cancel(key, reason);
+  }
+
+  // GroupEvents of the client of this life.
+  void OnReady(Group*, const GroupInfo& info) override {
+    {
+      absl::MutexLock lock(&mutex_);
+      ready_since_ = absl::Now();
+    }
+    dispatcher_->OnReady(this, info);
+  }
+  void OnCredits(Group*, uint64_t granted_total) override { dispatcher_->OnCredits(this, granted_total); }
+  void OnStarted(Group*, const std::string& key, const StartedOutput& started) override {
+    dispatcher_->OnStarted(this, key, started);
+  }
+  void OnTokens(Group*, const std::string& key, StepOutput output) override {
+    dispatcher_->OnTokens(this, key, std::move(output));
+  }
+  void OnFinished(Group*, const std::string& key, const FinishedOutput& finished) override {
+    dispatcher_->OnFinished(this, key, finished);
+  }
+  void OnFailed(Group*, const std::string& key, const absl::Status& status) override {
+    dispatcher_->OnFailed(this, key, status);
+  }
+  void OnLost(Group*, const std::string& why) override {
+    dispatcher_->OnLost(this, why);  // its clients hear at once
+    absl::MutexLock lock(&mutex_);
+    connection_lost_ = true;
+    connection_why_ = why;
+  }
 
  private:
-  // A process that hangs does not end by itself.
-  void KillSilent() {
-    silent_ = true;
-    absl::MutexLock lock(&mutex_);
-    if (child_ != nullptr) child_->Signal(SIGKILL);
+  struct Exit {
+    size_t rank;
+    ExitReport report;
+  };
+
+  void Supervise() {
+    for (uint64_t epoch = 1;; ++epoch) {
+      if (epoch > 1) dispatcher_->Revive(this);
+      const absl::Status started = StartLife(epoch);
+      if (epoch == 1) {
+        {
+          absl::MutexLock lock(&mutex_);
+          started_ = started;
+        }
+        if (!started.ok()) return EndLife();
+      } else if (!started.ok()) {
+        spdlog::error("group {}: {}", options_.name, std::string(started.message()));
+      }
+      if (!AwaitLoss(started)) return EndOrderly();
+      const Exit cause = AwaitCause();
+      EndLife();
+      if (!Continue(cause)) return;
+    }
   }
 
-  PrivateDirectory directory_;
-  std::atomic<bool> shutting_down_ = false;
-  std::atomic<bool> silent_ = false;
-  std::optional<GroupClient> client_;
-  absl::Mutex mutex_;
-  std::unique_ptr<ChildProcess> child_ ABSL_GUARDED_BY(mutex_);
+  // Starts all ranks and dials the leader.
+  absl::Status StartLife(uint64_t epoch) {
+    const std::string leader = absl::StrCat("unix:", directory_.path(), "/leader.", epoch, ".sock");
+    const std::string ranks = absl::StrCat("unix:", directory_.path(), "/ranks.", epoch, ".sock");
+    auto client = std::make_unique<GroupClient>(
+        GroupClient::Options{.name = options_.name,
+                             .address = leader,
+                             .build = options_.build,
+                             .on_silence =
+                                 [this] {
+                                   absl::MutexLock lock(&mutex_);
+                                   silent_ = true;
+                                 }},
+        this, [exporter = exporter_, name = options_.name](std::vector<prometheus::MetricFamily> families) {
+          const std::string dropped = exporter->SetSnapshot(name, std::move(families));
+          if (!dropped.empty()) spdlog::warn("group {}: dropped the metric {}", name, dropped);
+        });
+    {
+      absl::MutexLock lock(&mutex_);
+      epoch_ = epoch;
+      connection_lost_ = silent_ = false;
+      exits_.clear();
+      ready_since_.reset();
+      client_ = std::move(client);
+      client_->Start();
+    }
+    for (size_t rank = 0; rank < options_.commands.size(); ++rank) {
+      std::vector<std::string> command = options_.commands[rank];
+      if (rank == 0) command.insert(command.end(), {"--listen", leader});
+      if (options_.commands.size() > 1) {
+        command.insert(command.end(), {"--tp", absl::StrCat(options_.commands.size()), "--rank",
+                                       absl::StrCat(rank), "--group-socket", ranks, "--group-id",
+                                       options_.name, "--epoch", absl::StrCat(epoch)});
+      }
+      DFLASH_ASSIGN_OR_RETURN(std::unique_ptr<ChildProcess> child,
+                              ChildProcess::Start(command, [this, rank](const ExitReport& report) {
+                                absl::MutexLock lock(&mutex_);
+                                exits_.push_back({rank, report});
+                              }));
+      spdlog::info("group {}: epoch {}: started {} as process {}{}", options_.name, epoch, command[0],
+                   child->pid(), options_.commands.size() > 1 ? absl::StrCat(", rank ", rank) : "");
+      children_.push_back(std::move(child));
+    }
+    return absl::OkStatus();
+  }
+
+  // Waits for the end of this life; false when it was asked for. A life that could not begin has ended.
+  bool AwaitLoss(const absl::Status& started) {
+    absl::MutexLock lock(&mutex_);
+    if (!started.ok()) {
+      connection_lost_ = true;
+      connection_why_ = std::string(started.message());
+    }
+    mutex_.Await(absl::Condition(
+        +[](Impl* self) ABSL_EXCLUSIVE_LOCKS_REQUIRED(self->mutex_) {
+          return self->shutdown_.has_value() || self->connection_lost_ || !self->exits_.empty();
+        },
+        this));
+    return !shutdown_.has_value();
+  }
+
+  // Finds out why, tells the dispatcher, and counts it. The exit is the one that explains the loss; one of no
+  // rank's when none did before we killed them.
+  Exit AwaitCause() {
+    Exit cause = {.rank = options_.commands.size(), .report = {}};
+    std::string why, label;
+    bool explained = false;
+    {
+      absl::MutexLock lock(&mutex_);
+      const auto any = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !exits_.empty(); };
+      if (!silent_) mutex_.AwaitWithTimeout(absl::Condition(&any), kExitGrace);
+      const auto first = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) -> const Exit* {
+        for (const Exit& exit : exits_) {
+          if (!FollowsAnother(exit.report)) return &exit;
+        }
+        return nullptr;
+      };
+      const auto known = [&]() { return first() != nullptr; };
+      if (!exits_.empty() && options_.commands.size() > 1)
+        mutex_.AwaitWithTimeout(absl::Condition(&known), kCauseGrace);
+      explained = !exits_.empty();
+      if (explained) {
+        const Exit* found = first();
+        cause = found != nullptr ? *found : exits_.front();
+        why =
+            options_.commands.size() == 1
+                ? absl::StrCat("its worker process ", cause.report.ToString())
+                : absl::StrCat("its rank ", cause.rank, " ",
+                               FollowsAnother(cause.report) ? "lost another rank" : cause.report.ToString());
+        label = FollowsAnother(cause.report) ? "rank_lost" : "worker_exit";
+      } else {
+        why = connection_why_;
+        label = silent_ ? "heartbeat" : "stream";
+      }
+      ++reforms_[label];
+    }
+    spdlog::error("group {} is lost: {}", options_.name, why);
+    if (explained) {
+      dispatcher_->ExplainLoss(this, why);
+    } else {
+      dispatcher_->OnLost(this, why);
+    }
+    return cause;
+  }
+
+  // Kills what is left of this life, and forgets it.
+  void EndLife() {
+    for (const auto& child : children_) child->Signal(SIGKILL);
+    children_.clear();  // waits for each
+    std::unique_ptr<GroupClient> client;
+    std::string sockets[2];
+    {
+      absl::MutexLock lock(&mutex_);
+      client = std::move(client_);
+      sockets[0] = absl::StrCat(directory_.path(), "/leader.", epoch_, ".sock");
+      sockets[1] = absl::StrCat(directory_.path(), "/ranks.", epoch_, ".sock");
+    }
+    client.reset();  // waits for its last report
+    for (const std::string& path : sockets) unlink(path.c_str());
+  }
+
+  // Waits before the next life; false when there is none.
+  bool Continue(const Exit& cause) {
+    std::optional<absl::Duration> delay;
+    int code = cause.report.by_signal ? 128 + cause.report.code : cause.report.code;
+    absl::MutexLock lock(&mutex_);
+    bool permanent = false;
+    for (const Exit& exit : exits_) {
+      if (!IsPermanent(exit.report)) continue;
+      permanent = true;
+      code = exit.report.code;
+    }
+    delay = decider_.OnEnd(
+        ready_since_.has_value() ? std::optional(absl::Now() - *ready_since_) : std::nullopt, permanent);
+    if (!delay.has_value()) {
+      given_up_ = true;
+      mutex_.Unlock();
+      on_give_up_(code);
+      mutex_.Lock();
+    } else {
+      spdlog::info("group {}: starts again in {}", options_.name, absl::FormatDuration(*delay));
+    }
+    const auto shutdown = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return shutdown_.has_value(); };
+    mutex_.AwaitWithTimeout(absl::Condition(&shutdown), delay.value_or(absl::InfiniteDuration()));
+    return !shutdown_.has_value();
+  }
+
+  void EndOrderly() {
+    {
+      absl::MutexLock lock(&mutex_);
+      if (client_ != nullptr) client_->Shutdown();
+      const auto ended = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+        return exits_.size() == children_.size();
+      };
+      if (absl::Now() < *shutdown_ && !mutex_.AwaitWithDeadline(absl::Condition(&ended), *shutdown_))
+        spdlog::warn("group {}: it does not end; killed", options_.name);
+    }
+    EndLife();
+  }
+
+  const PrivateDirectory directory_;
+  const Options options_;
+  Dispatcher* const dispatcher_;
+  Exporter* const exporter_;
+  const std::function<void(int)> on_give_up_;
+  std::thread supervisor_;
+  RestartDecider decider_;                               // supervisor only
+  std::vector<std::unique_ptr<ChildProcess>> children_;  // supervisor only
+  mutable absl::Mutex mutex_;
+  std::optional<absl::Status> started_ ABSL_GUARDED_BY(mutex_);  // the first life
+  std::optional<absl::Time> shutdown_ ABSL_GUARDED_BY(mutex_);   // asked for, with this deadline
+  uint64_t epoch_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::map<std::string, int64_t> reforms_ ABSL_GUARDED_BY(mutex_);
+  bool given_up_ ABSL_GUARDED_BY(mutex_) = false;
+  // This life.
+  std::unique_ptr<GroupClient> client_ ABSL_GUARDED_BY(mutex_);
+  std::optional<absl::Time> ready_since_ ABSL_GUARDED_BY(mutex_);
+  bool connection_lost_ ABSL_GUARDED_BY(mutex_) = false;
+  bool silent_ ABSL_GUARDED_BY(mutex_) = false;
+  std::string connection_why_ ABSL_GUARDED_BY(mutex_);
+  std::vector<Exit> exits_ ABSL_GUARDED_BY(mutex_);  // in order
 };
 
 LocalGroup::LocalGroup(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 LocalGroup::~LocalGroup() = default;
 void LocalGroup::Shutdown(absl::Duration timeout) { impl_->Shutdown(timeout); }
-absl::Duration LocalGroup::HeartbeatAge() const { return impl_->HeartbeatAge(); }
+LocalGroup::Stats LocalGroup::GetStats() const { return impl_->GetStats(); }
 
 absl::StatusOr<std::unique_ptr<LocalGroup>> LocalGroup::Start(const Options& options, Dispatcher* dispatcher,
                                                               Exporter* exporter,
-                                                              std::function<void(int)> on_exit) {
+                                                              std::function<void(int)> on_give_up) {
   DFLASH_ASSIGN_OR_RETURN(PrivateDirectory directory, PrivateDirectory::Create());
-  auto impl = std::make_unique<Impl>(std::move(directory));
-  DFLASH_RETURN_IF_ERROR(impl->Start(options, dispatcher, exporter, std::move(on_exit)));
+  auto impl =
+      std::make_unique<Impl>(std::move(directory), options, dispatcher, exporter, std::move(on_give_up));
+  DFLASH_RETURN_IF_ERROR(impl->Start());
   return std::unique_ptr<LocalGroup>(new LocalGroup(std::move(impl)));
 }
 

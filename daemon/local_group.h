@@ -1,7 +1,11 @@
-// A worker group on this host: the process, its private socket, and the connection to it.
+// A worker group on this host: its rank processes, their private sockets, the connection to the leader, and
+// its lives: when one of the ranks or the connection is lost, all ranks are killed and the group is started
+// again with the next epoch.
 #pragma once
 
+#include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -10,6 +14,7 @@
 #include "absl/time/time.h"
 #include "daemon/metrics/exporter.h"
 #include "daemon/routing/dispatcher.h"
+#include "daemon/supervise/restart_policy.h"
 
 namespace dflash {
 
@@ -17,24 +22,34 @@ class LocalGroup {
  public:
   struct Options {
     std::string name;
-    std::vector<std::string> command;  // of the worker; "--listen ADDRESS" is added
+    // Of the worker processes, one a rank. Rank 0 gets "--listen ADDRESS", and in a group of several ranks
+    // all get "--tp", "--rank", "--group-socket", "--group-id" and "--epoch".
+    std::vector<std::vector<std::string>> commands;
     std::string build;
+    RestartPolicy restart;
   };
 
-  // Starts the worker, registers the group with the dispatcher and connects to it. `on_exit` is called once
-  // when the process has ended, with its exit code (128 + signal when killed by one), after the dispatcher
-  // knows; from a thread of this object. Dispatcher and exporter must outlive it. Call from a thread that
-  // lives as long as the process (ChildProcess::Start). Errors: those of ChildProcess::Start and
-  // PrivateDirectory::Create.
+  // Starts the ranks, registers the group with the dispatcher and connects to it. `on_give_up` is called once
+  // when the group has ended and is not started again, with the exit code of the rank that explains it (128 +
+  // signal when killed by one), after the dispatcher knows; from a thread of this object. Dispatcher and
+  // exporter must outlive it. Errors: those of ChildProcess::Start and PrivateDirectory::Create.
   static absl::StatusOr<std::unique_ptr<LocalGroup>> Start(const Options& options, Dispatcher* dispatcher,
                                                            Exporter* exporter,
-                                                           std::function<void(int)> on_exit);
+                                                           std::function<void(int)> on_give_up);
   // Kills what is left.
   ~LocalGroup();
 
-  // Asks the worker to end and waits for it, kills it after `timeout`.
+  // Asks the group to end and waits for it, kills it after `timeout`.
   void Shutdown(absl::Duration timeout);
-  absl::Duration HeartbeatAge() const;
+
+  struct Stats {
+    uint64_t epoch = 0;                      // counts the lives
+    std::map<std::string, int64_t> reforms;  // lives that ended unasked, by cause
+    absl::Duration heartbeat_age;
+    bool given_up = false;
+    int ranks = 0;
+  };
+  Stats GetStats() const;
 
  private:
   class Impl;

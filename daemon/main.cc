@@ -48,6 +48,12 @@ struct Flags {
   std::string listen = "127.0.0.1:8500";
   std::string ops_listen = "127.0.0.1:8503";
   int64_t tp = 1;
+  int64_t rank_timeout_seconds = 60;
+  int64_t formation_timeout_seconds = 60;
+  int64_t max_restart_delay_seconds = 60;
+  std::string communicator = "auto";
+  std::string draft_placement = "rank0";
+  bool share_device = false;
   std::string backend = "auto";
   std::string speculation = "dflash";
   std::string worker;  // empty: beside this program
@@ -70,6 +76,19 @@ FlagParser MakeParser(Flags& flags) {
   parser.Text("ops-listen", "HOST:PORT", "where /metrics, /livez, /readyz are served over HTTP",
               &flags.ops_listen);
   parser.Integer("tp", "N", "tensor-parallel ranks of the worker group", 1, 8, &flags.tp);
+  parser.Choice("communicator", {"auto", "host", "nccl"},
+                "how ranks exchange data; auto: nccl with CUDA, host (shared memory) without",
+                &flags.communicator);
+  parser.Choice("draft-placement", {"rank0", "sharded"}, "which ranks run the drafter",
+                &flags.draft_placement);
+  parser.Switch("share-device", "all ranks use one GPU (tests; needs --communicator host)",
+                &flags.share_device);
+  parser.Integer("rank-timeout", "SECONDS", "after which a rank that makes no progress ends its group", 1,
+                 3600, &flags.rank_timeout_seconds);
+  parser.Integer("formation-timeout", "SECONDS", "until all ranks of a group have found each other", 1, 3600,
+                 &flags.formation_timeout_seconds);
+  parser.Integer("max-restart-delay", "SECONDS", "longest wait before a lost group is started again", 1, 3600,
+                 &flags.max_restart_delay_seconds);
   parser.Choice("backend", {"auto", "cpu", "cuda"}, "what the worker runs on", &flags.backend);
   parser.Choice("speculation", {"dflash", "off"}, "what requests get that do not choose", &flags.speculation);
   parser.Text("model-name", "NAME", "served name; default: the last part of --model", &flags.model_name);
@@ -166,6 +185,22 @@ std::vector<std::string> WorkerCommand(const std::filesystem::path& worker, cons
   return command;
 }
 
+// One command a rank. Rank r of a CUDA group has device r, unless all share one.
+std::vector<std::vector<std::string>> WorkerCommands(const std::filesystem::path& worker,
+                                                     const Flags& flags) {
+  std::vector<std::vector<std::string>> commands;
+  for (int64_t rank = 0; rank < flags.tp; ++rank) {
+    std::vector<std::string>& command = commands.emplace_back(WorkerCommand(worker, flags));
+    if (flags.tp == 1) break;
+    command.insert(command.end(),
+                   {"--communicator", flags.communicator, "--draft-placement", flags.draft_placement,
+                    "--rank-timeout", absl::StrCat(flags.rank_timeout_seconds), "--formation-timeout",
+                    absl::StrCat(flags.formation_timeout_seconds), "--device",
+                    absl::StrCat(flags.share_device ? 0 : rank)});
+  }
+  return commands;
+}
+
 void RefreshGauges(const Dispatcher& dispatcher, const LocalGroup* group, Exporter& exporter) {
   const Dispatcher::Stats stats = dispatcher.GetStats();
   MetricRegistry& server = exporter.server();
@@ -180,18 +215,26 @@ void RefreshGauges(const Dispatcher& dispatcher, const LocalGroup* group, Export
   set(metrics::kQueueLimit, static_cast<double>(stats.limits.max_prompt_tokens), {{"dimension", "tokens"}});
   set(metrics::kReady, stats.serving);
   set(metrics::kDraining, stats.draining);
+  if (group == nullptr) return;
+  const LocalGroup::Stats lives = group->GetStats();
   for (const Dispatcher::GroupStats& state : stats.groups) {
     MetricRegistry& registry = exporter.group(state.name);
-    registry.Gauge(metrics::kWorkerUp, {{"rank", "0"}}).Set(state.state == Dispatcher::GroupState::kReady);
-    if (group != nullptr) {
-      registry.Gauge(metrics::kWorkerHeartbeatAge, {{"rank", "0"}})
-          .Set(absl::ToDoubleSeconds(group->HeartbeatAge()));
+    for (int rank = 0; rank < lives.ranks; ++rank) {
+      registry.Gauge(metrics::kWorkerUp, {{"rank", absl::StrCat(rank)}})
+          .Set(state.state == Dispatcher::GroupState::kReady);
+    }
+    registry.Gauge(metrics::kWorkerHeartbeatAge, {{"rank", "0"}})
+        .Set(absl::ToDoubleSeconds(lives.heartbeat_age));
+    registry.Gauge(metrics::kGroupEpoch, {}).Set(static_cast<double>(lives.epoch));
+    for (const auto& [cause, count] : lives.reforms) {
+      prometheus::Counter& counter = registry.Counter(metrics::kGroupReforms, {{"cause", cause}});
+      counter.Increment(static_cast<double>(count) - counter.Value());
     }
   }
 }
 
 OpsReply Answer(const std::string& path, const Dispatcher& dispatcher, Exporter& exporter,
-                const std::atomic<bool>& has_been_ready) {
+                const LocalGroup* group, const std::atomic<bool>& has_been_ready) {
   if (path == "/metrics") {
     return {
         .status = 200, .content_type = "text/plain; version=0.0.4; charset=utf-8", .body = exporter.Text()};
@@ -200,13 +243,9 @@ OpsReply Answer(const std::string& path, const Dispatcher& dispatcher, Exporter&
   const Dispatcher::Stats stats = dispatcher.GetStats();
   const std::string why = stats.detail.empty() ? "not ready" : stats.detail;
   if (path == "/livez") {
-    // Nothing in this build brings a lost group back: only a new process does.
-    const bool lost =
-        !stats.draining && std::all_of(stats.groups.begin(), stats.groups.end(), [](const auto& group) {
-          return group.state == Dispatcher::GroupState::kLost;
-        });
-    return lost && !stats.groups.empty() ? OpsReply{.status = 503, .body = why + "\n"}
-                                         : OpsReply{.body = "ok\n"};
+    // A lost group comes back by itself, unless it was given up: then only a new process helps.
+    const bool lost = !stats.draining && group != nullptr && group->GetStats().given_up;
+    return lost ? OpsReply{.status = 503, .body = why + "\n"} : OpsReply{.body = "ok\n"};
   }
   if (path == "/readyz")
     return stats.serving ? OpsReply{.body = "ok\n"} : OpsReply{.status = 503, .body = why + "\n"};
@@ -240,10 +279,12 @@ int Serve(const Flags& flags) {
 
   std::atomic<bool> has_been_ready = false;
   std::unique_ptr<LocalGroup> group;
-  exporter.SetRefresh([&] { RefreshGauges(dispatcher, group.get(), exporter); });
-  absl::StatusOr<std::unique_ptr<OpsServer>> ops = OpsServer::Start(
-      flags.ops_listen,
-      [&](const std::string& path) { return Answer(path, dispatcher, exporter, has_been_ready); });
+  std::atomic<LocalGroup*> published = nullptr;  // for the operators' thread, which runs before there is one
+  exporter.SetRefresh([&] { RefreshGauges(dispatcher, published.load(), exporter); });
+  absl::StatusOr<std::unique_ptr<OpsServer>> ops =
+      OpsServer::Start(flags.ops_listen, [&](const std::string& path) {
+        return Answer(path, dispatcher, exporter, published.load(), has_been_ready);
+      });
   if (!ops.ok())
     return Fail(kExitCannotListen, absl::StrCat("--ops-listen: ", std::string(ops.status().message())));
 
@@ -262,15 +303,19 @@ int Serve(const Flags& flags) {
   // worker.
   const pthread_t main_thread = pthread_self();
   std::atomic<int> failed_start = 0;
-  absl::StatusOr<std::unique_ptr<LocalGroup>> started = LocalGroup::Start(
-      {.name = kGroupName, .command = WorkerCommand(*worker, flags), .build = DFLASHD_VERSION}, &dispatcher,
-      &exporter, [&](int code) {
-        if (has_been_ready) return;  // it serves errors from now on, and says so
-        failed_start = code == 0 ? static_cast<int>(kExitNoWorker) : code;
-        pthread_kill(main_thread, SIGUSR1);
-      });
+  absl::StatusOr<std::unique_ptr<LocalGroup>> started =
+      LocalGroup::Start({.name = kGroupName,
+                         .commands = WorkerCommands(*worker, flags),
+                         .build = DFLASHD_VERSION,
+                         .restart = {.max_delay = absl::Seconds(flags.max_restart_delay_seconds)}},
+                        &dispatcher, &exporter, [&](int code) {
+                          if (has_been_ready) return;  // it serves errors from now on, and says so
+                          failed_start = code == 0 ? static_cast<int>(kExitNoWorker) : code;
+                          pthread_kill(main_thread, SIGUSR1);
+                        });
   if (!started.ok()) return Fail(kExitNoWorker, std::string(started.status().message()));
   group = *std::move(started);
+  published = group.get();
   absl::Notification stop_ticking;
   std::thread ticking([&] {
     while (!stop_ticking.WaitForNotificationWithTimeout(absl::Milliseconds(100))) {
@@ -315,7 +360,6 @@ int Main(int argc, char** argv) {
     return kExitOk;
   }
   if (flags.model.empty()) return Fail(kExitBadFlags, "--model is required");
-  if (flags.tp != 1) return Fail(kExitBadFlags, "--tp: groups of several ranks are not in this build");
   if (flags.draft_model.empty() && parser.Given("speculation") && flags.speculation != "off") {
     return Fail(kExitBadFlags, "--speculation dflash needs --draft-model");
   }

@@ -30,6 +30,14 @@ void Dispatcher::AddGroup(Group* group) {
   members_.back()->group = group;
 }
 
+void Dispatcher::Revive(Group* group) {
+  absl::MutexLock lock(&mutex_);
+  Member& member = Find(group);
+  if (member.state != GroupState::kLost) return;
+  member.state = GroupState::kLoading;
+  member.granted = member.submitted = 0;
+}
+
 void Dispatcher::SetServingCallback(std::function<void()> changed) {
   absl::MutexLock lock(&mutex_);
   serving_changed_ = std::move(changed);

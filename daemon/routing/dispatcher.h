@@ -48,6 +48,8 @@ class Dispatcher final : public GroupEvents {
 
   // Registers a group, which is not owned and must outlive the last call to this object.
   void AddGroup(Group* group);
+  // A lost group is being started again: from now on its events count as those of a new one.
+  void Revive(Group* group);
 
   // Claims `id` and a place in the queue before the work of preparing the request is done. AlreadyExists: a
   // request with this id has not ended. ResourceExhausted: the queue is full. Unavailable: loading, no group

@@ -111,6 +111,10 @@ bool Server::WaitUntilIdle() {
   });
 }
 
+bool Server::WaitUntilServing() {
+  return PollUntil([this] { return Load().serving(); });
+}
+
 bool Server::WaitUntilRunning(uint32_t count) {
   return PollUntil([&] { return Load().running() == count; });
 }

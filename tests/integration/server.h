@@ -36,6 +36,8 @@ class Server {
   v1::GetModelInfoResponse ModelInfo();
   // Waits until nothing runs or waits; false when that does not happen in time.
   bool WaitUntilIdle();
+  // Waits until new requests are taken, again.
+  bool WaitUntilServing();
   // Waits until so many requests run in a worker group.
   bool WaitUntilRunning(uint32_t count);
   // The whole metrics page.
