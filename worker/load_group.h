@@ -54,7 +54,7 @@ struct Group {
   // The leader's engine over all this, warmed up. `observer` and `ranks` (the group's other ranks) are not
   // owned and may be null.
   absl::StatusOr<std::unique_ptr<Engine>> MakeEngine(int64_t max_prefill_tokens, StepObserver* observer,
-                                                     RankLeader* ranks) const;
+                                                     RankLeader* ranks = nullptr) const;
 };
 
 // `log` gets one line per finding (checkpoints, warnings, the feature contract) and of progress.
