@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <exception>
 #include <fstream>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -124,6 +125,9 @@ absl::Status Measure(const Flags& flags, Report& report) {
                             std::fprintf(stderr, "%6.1f s  %s\n", absl::ToDoubleSeconds(absl::Now() - start),
                                          line.c_str());
                           }));
+  // First of all: an engine is made before the first sequence.
+  DFLASH_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine,
+                          group.MakeEngine(flags.group.max_prefill_tokens, nullptr));
   DFLASH_RETURN_IF_ERROR(group.stream->Synchronize());
   report.Fact("backend", BackendName());
   report.Fact("model", flags.group.model);
@@ -180,7 +184,7 @@ absl::Status Measure(const Flags& flags, Report& report) {
     }
     DFLASH_ASSIGN_OR_RETURN(
         const std::vector<double> seconds,
-        MeasureFirstToken(group, std::min<int64_t>(1024, flags.long_context), flags.group.max_prefill_tokens,
+        MeasureFirstToken(*engine, group.vocabulary, std::min<int64_t>(1024, flags.long_context),
                           static_cast<int>(flags.repeats)));
     Row row = {"first token of 1024", {}};
     AddSpread(row, "ms", seconds);

@@ -41,10 +41,12 @@ TEST(StepBenchTest, SyntheticAcceptanceCommitsItsMeanAndKeepsTheText) {
 
 TEST(StepBenchTest, PrefillAndFirstToken) {
   const Group group = LoadSmallPair();
+  const absl::StatusOr<std::unique_ptr<Engine>> engine = group.MakeEngine(64, nullptr);
+  ASSERT_TRUE(engine.ok()) << engine.status();
   const absl::StatusOr<std::vector<double>> prefill = MeasurePrefill(group, 100, 64, 2);
   ASSERT_TRUE(prefill.ok()) << prefill.status();
   EXPECT_EQ(prefill->size(), 2u);
-  const absl::StatusOr<std::vector<double>> first = MeasureFirstToken(group, 100, 64, 2);
+  const absl::StatusOr<std::vector<double>> first = MeasureFirstToken(**engine, group.vocabulary, 100, 2);
   ASSERT_TRUE(first.ok()) << first.status();
   EXPECT_EQ(first->size(), 2u);
   for (double seconds : *first) EXPECT_LT(seconds, 1e9);  // a token did come

@@ -267,8 +267,8 @@ absl::StatusOr<std::vector<double>> MeasurePrefill(const Group& group, int64_t t
   return seconds;
 }
 
-absl::StatusOr<std::vector<double>> MeasureFirstToken(const Group& group, int64_t tokens,
-                                                      int64_t max_prefill_tokens, int repeats) {
+absl::StatusOr<std::vector<double>> MeasureFirstToken(Engine& engine, int64_t vocabulary, int64_t tokens,
+                                                      int repeats) {
   class FirstToken final : public RequestSink {
    public:
     FirstToken(absl::Time* first, absl::Status* failure) : first_(first), failure_(failure) {}
@@ -281,19 +281,17 @@ absl::StatusOr<std::vector<double>> MeasureFirstToken(const Group& group, int64_
     absl::Time* first_;
     absl::Status* failure_;
   };
-  DFLASH_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine,
-                          group.MakeEngine(max_prefill_tokens, nullptr));
   std::vector<double> seconds;
   for (int i = -1; i < repeats; ++i) {
     GenerationRequest request;
-    request.prompt_tokens = RandomTokens(tokens, group.vocabulary, static_cast<uint32_t>(i + 1));
+    request.prompt_tokens = RandomTokens(tokens, vocabulary, static_cast<uint32_t>(i + 1));
     request.max_tokens = 2;
     absl::Time first = absl::InfiniteFuture();
     absl::Status failure;
     const absl::Time start = absl::Now();
-    engine->Submit(std::move(request), std::make_unique<FirstToken>(&first, &failure));
+    engine.Submit(std::move(request), std::make_unique<FirstToken>(&first, &failure));
     while (true) {
-      DFLASH_ASSIGN_OR_RETURN(const bool worked, engine->Step());
+      DFLASH_ASSIGN_OR_RETURN(const bool worked, engine.Step());
       if (!worked) break;
     }
     DFLASH_RETURN_IF_ERROR(failure);

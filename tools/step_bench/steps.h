@@ -46,8 +46,8 @@ absl::StatusOr<RoundFigures> MeasureRounds(const Group& group, const RoundCase& 
 absl::StatusOr<std::vector<double>> MeasurePrefill(const Group& group, int64_t tokens,
                                                    int64_t max_prefill_tokens, int repeats);
 
-// Seconds from the arrival of a request at the engine to its first token.
-absl::StatusOr<std::vector<double>> MeasureFirstToken(const Group& group, int64_t tokens,
-                                                      int64_t max_prefill_tokens, int repeats);
+// Seconds from the arrival of a request of random tokens at the engine to its first token.
+absl::StatusOr<std::vector<double>> MeasureFirstToken(Engine& engine, int64_t vocabulary, int64_t tokens,
+                                                      int repeats);
 
 }  // namespace dflash::bench
