@@ -40,6 +40,16 @@ absl::Status StoreKeyValue(ConstMatrixView k, ConstMatrixView v, SegmentList seg
   return backend::StoreKeyValue(k, v, segments, row_counts, table, pool, stream);
 }
 
+absl::Status StoreKeyValues(const std::vector<KeyValueRows>& layers, SegmentList segments,
+                            const int32_t* row_counts, PageTable table, const Stream& stream) {
+  for (const KeyValueRows& layer : layers) {
+    DFLASH_RETURN_IF_ERROR(
+        CheckKeyValue("StoreKeyValues", layer.pool, table, layer.k, layer.v, layers[0].k.rows));
+  }
+  DFLASH_RETURN_IF_ERROR(CheckSegmentList("StoreKeyValues", segments));
+  return backend::StoreKeyValues(layers, segments, row_counts, table, stream);
+}
+
 absl::Status LoadKeyValue(const KeyValuePool& pool, PageTable table, int64_t slot, int64_t first_position,
                           MatrixView k, MatrixView v, const Stream& stream) {
   DFLASH_RETURN_IF_ERROR(CheckKeyValue("LoadKeyValue", pool, table, k, v, k.rows));
@@ -54,8 +64,8 @@ absl::Status LoadKeyValue(const KeyValuePool& pool, PageTable table, int64_t slo
 
 absl::Status Attention(ConstMatrixView q, ConstMatrixView block_k, ConstMatrixView block_v,
                        SegmentList segments, const int32_t* context_starts, PageTable table,
-                       const KeyValuePool& pool, const AttentionMask& mask, float scale, MatrixView out,
-                       const Stream& stream) {
+                       const KeyValuePool& pool, const AttentionMask& mask, float scale, Phase phase,
+                       MatrixView out, const Stream& stream) {
   DFLASH_RETURN_IF_ERROR(CheckKeyValue("Attention", pool, table, block_k, block_v, q.rows));
   DFLASH_RETURN_IF_ERROR(CheckSegmentList("Attention", segments));
   if (!IsWellFormed(q) || q.dtype != ActivationDType() || q.cols == 0 ||
@@ -65,8 +75,8 @@ absl::Status Attention(ConstMatrixView q, ConstMatrixView block_k, ConstMatrixVi
         absl::StrCat("Attention: queries ", Describe(q), ", output ", Describe(out), ", ", pool.kv_heads,
                      " KV heads x ", pool.head_dim, ", window ", mask.window, ", scale ", scale));
   }
-  return backend::Attention(q, block_k, block_v, segments, context_starts, table, pool, mask, scale, out,
-                            stream);
+  return backend::Attention(q, block_k, block_v, segments, context_starts, table, pool, mask, scale, phase,
+                            out, stream);
 }
 
 }  // namespace dflash

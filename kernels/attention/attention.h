@@ -4,9 +4,11 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "base/matrix_view.h"
+#include "base/phase.h"
 #include "kernels/batch/segments.h"
 #include "kernels/device/stream.h"
 
@@ -39,6 +41,14 @@ absl::Status StoreKeyValue(ConstMatrixView k, ConstMatrixView v, SegmentList seg
                            const int32_t* row_counts, PageTable table, const KeyValuePool& pool,
                            const Stream& stream);
 
+// StoreKeyValue of several layers with the same segments and pages, in any order.
+struct KeyValueRows {
+  ConstMatrixView k, v;
+  KeyValuePool pool;
+};
+absl::Status StoreKeyValues(const std::vector<KeyValueRows>& layers, SegmentList segments,
+                            const int32_t* row_counts, PageTable table, const Stream& stream);
+
 // Copies positions [first_position, first_position + k.rows) of a slot out of its pages (tests, doctor,
 // transfers).
 absl::Status LoadKeyValue(const KeyValuePool& pool, PageTable table, int64_t slot, int64_t first_position,
@@ -53,12 +63,13 @@ absl::Status LoadKeyValue(const KeyValuePool& pool, PageTable table, int64_t slo
 // it, or wholly outside the mask, are not looked at. A row that sees no key gets zeros. Exactness: scores,
 // softmax and sums in float32; keys are reduced in blocks of 64 on the absolute position grid (block b holds
 // positions [64 b, 64 b + 64)), inside a block in ascending order, blocks merged in ascending order, and a
-// key has the same bits whether it comes from a page or from the block. So a row does not depend on its
-// company, on the number of rows in the step, or on where earlier steps were cut. Errors: InvalidArgument
-// when shapes disagree or heads is no multiple of kv_heads.
+// key has the same bits whether it comes from a page or from the block. So among rows of a phase, a row does
+// not depend on its company, on the number of rows in the step, or on where earlier steps were cut. (How
+// blocks are grouped on the way may differ between the phases, as the arithmetic of Linear does.) Errors:
+// InvalidArgument when shapes disagree or heads is no multiple of kv_heads.
 absl::Status Attention(ConstMatrixView q, ConstMatrixView block_k, ConstMatrixView block_v,
                        SegmentList segments, const int32_t* context_starts, PageTable table,
-                       const KeyValuePool& pool, const AttentionMask& mask, float scale, MatrixView out,
-                       const Stream& stream);
+                       const KeyValuePool& pool, const AttentionMask& mask, float scale, Phase phase,
+                       MatrixView out, const Stream& stream);
 
 }  // namespace dflash

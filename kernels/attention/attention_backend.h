@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "base/matrix_view.h"
@@ -15,11 +16,13 @@ namespace dflash::backend {
 absl::Status StoreKeyValue(ConstMatrixView k, ConstMatrixView v, SegmentList segments,
                            const int32_t* row_counts, PageTable table, const KeyValuePool& pool,
                            const Stream& stream);
+absl::Status StoreKeyValues(const std::vector<KeyValueRows>& layers, SegmentList segments,
+                            const int32_t* row_counts, PageTable table, const Stream& stream);
 absl::Status LoadKeyValue(const KeyValuePool& pool, PageTable table, int64_t slot, int64_t first_position,
                           MatrixView k, MatrixView v, const Stream& stream);
 absl::Status Attention(ConstMatrixView q, ConstMatrixView block_k, ConstMatrixView block_v,
                        SegmentList segments, const int32_t* context_starts, PageTable table,
-                       const KeyValuePool& pool, const AttentionMask& mask, float scale, MatrixView out,
-                       const Stream& stream);
+                       const KeyValuePool& pool, const AttentionMask& mask, float scale, Phase phase,
+                       MatrixView out, const Stream& stream);
 
 }  // namespace dflash::backend

@@ -172,6 +172,15 @@ absl::Status StoreKeyValue(ConstMatrixView k, ConstMatrixView v, SegmentList seg
   return absl::OkStatus();
 }
 
+absl::Status StoreKeyValues(const std::vector<KeyValueRows>& layers, SegmentList segments,
+                            const int32_t* row_counts, PageTable table, const Stream& stream) {
+  for (const KeyValueRows& layer : layers) {
+    DFLASH_RETURN_IF_ERROR(
+        backend::StoreKeyValue(layer.k, layer.v, segments, row_counts, table, layer.pool, stream));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status LoadKeyValue(const KeyValuePool& pool, PageTable table, int64_t slot, int64_t first_position,
                           MatrixView k, MatrixView v, const Stream&) {
   for (int64_t t = 0; t < k.rows; ++t) {
@@ -190,8 +199,8 @@ absl::Status LoadKeyValue(const KeyValuePool& pool, PageTable table, int64_t slo
 
 absl::Status Attention(ConstMatrixView q, ConstMatrixView block_k, ConstMatrixView block_v,
                        SegmentList segments, const int32_t* context_starts, PageTable table,
-                       const KeyValuePool& pool, const AttentionMask& mask, float scale, MatrixView out,
-                       const Stream& stream) {
+                       const KeyValuePool& pool, const AttentionMask& mask, float scale, Phase /*phase*/,
+                       MatrixView out, const Stream& stream) {
   DFLASH_RETURN_IF_ERROR(CheckSegments("Attention", segments, q.rows, table.slots));
   const int64_t dim = pool.head_dim;
   const int64_t group = q.cols / (pool.kv_heads * dim);

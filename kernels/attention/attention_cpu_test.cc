@@ -37,7 +37,8 @@ TEST(AttentionCpuTest, SameBitsForEveryInstructionSetAndThreadCount) {
         EXPECT_TRUE(StoreKeyValue(k.view(), v.view(), {&context, 1}, nullptr, table, pool, stream).ok());
         HostMatrix<float> out(33, q.cols);
         EXPECT_TRUE(Attention(q.Rows(100, 33).view(), k.Rows(100, 33).view(), v.Rows(100, 33).view(),
-                              {&block, 1}, nullptr, table, pool, mask, 0.2f, Writable(out), stream)
+                              {&block, 1}, nullptr, table, pool, mask, 0.2f, Phase::kVerify, Writable(out),
+                              stream)
                         .ok());
         return out;
       });
@@ -56,7 +57,7 @@ TEST(AttentionCpuTest, BlocksAreReducedAndMergedInTheFixedOrder) {
   const int32_t no_page = -1;
   HostMatrix<float> out(kKeys, 1);
   ASSERT_TRUE(Attention(q.view(), k.view(), v.view(), {&segment, 1}, nullptr, {&no_page, 1, 1},
-                        {nullptr, 0, 1, 1}, {}, 0.5f, Writable(out), stream)
+                        {nullptr, 0, 1, 1}, {}, 0.5f, Phase::kVerify, Writable(out), stream)
                   .ok());
   for (int64_t row = 0; row < kKeys; ++row) {
     float maximum = 0, sum = 0, total = 0;
@@ -95,7 +96,7 @@ TEST(AttentionCpuTest, RefusesSegmentsAndPagesThatLeadNowhere) {
   std::vector<int32_t> pages = {0, -1, 2};
   const auto attend = [&](Segment segment, int32_t context_start = 0) {
     return Attention(x.view(), x.view(), x.view(), {&segment, 1}, &context_start, {pages.data(), 1, 3}, pool,
-                     {}, 1, Writable(out), stream)
+                     {}, 1, Phase::kVerify, Writable(out), stream)
         .code();
   };
   EXPECT_EQ(attend({0, 0, 2, 64}), absl::StatusCode::kOk);

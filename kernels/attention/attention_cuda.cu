@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "base/status.h"
 #include "kernels/attention/attention_backend.h"
 #include "kernels/device/cuda/cuda_status.h"
 #include "kernels/device/cuda/launch.cuh"
@@ -55,7 +56,8 @@ __device__ __forceinline__ void CopyWords(const PageTask& task, int64_t page, in
     const bool exists = d < task.head_dim;
     auto* in_row = reinterpret_cast<Word*>((kind == 0 ? task.k : task.v).Row(row) + head * task.head_dim + d);
     auto* in_page = reinterpret_cast<Word*>(
-        task.pool + (((page * task.kv_heads + head) * 2 + kind) * kPageTokens + token) * task.padded_dim + d);
+        task.pool + ((page * task.kv_heads + head) * 2 + kind) * kPageTokens * task.padded_dim +
+        PagePiece(token, d / 8) + d % 8);
     if constexpr (kToPage) {
       *in_page = exists ? *in_row : Word{};
     } else if (exists) {
@@ -77,8 +79,13 @@ __device__ __forceinline__ void CopyToken(const PageTask& task, int64_t slot, in
   }
 }
 
-// Block = row.
-__global__ void StoreKernel(const PageTask task, const Segment* segments, int64_t segment_count,
+constexpr int kLayersTogether = 16;
+struct StoreTasks {
+  PageTask layers[kLayersTogether];
+};
+
+// Block (row, layer).
+__global__ void StoreKernel(const StoreTasks tasks, const Segment* segments, int64_t segment_count,
                             const int32_t* row_counts) {
   LetNextKernelStart();
   WaitForPreviousKernel();
@@ -87,7 +94,8 @@ __global__ void StoreKernel(const PageTask task, const Segment* segments, int64_
   const Segment segment = segments[index];
   const int32_t token = static_cast<int32_t>(blockIdx.x) - segment.first_row;
   if (row_counts != nullptr && token >= row_counts[index]) return;
-  CopyToken<true>(task, segment.slot, int64_t{segment.start_position} + token, blockIdx.x);
+  CopyToken<true>(tasks.layers[blockIdx.y], segment.slot, int64_t{segment.start_position} + token,
+                  blockIdx.x);
 }
 
 // Block = position.
@@ -105,17 +113,33 @@ bool HeadsAligned(ConstMatrixView view, int64_t head_dim, int64_t elements) {
 
 // Positions stay far inside int32, sums with a window too.
 constexpr int64_t kMaxPositions = int64_t{1} << 30;
+constexpr int64_t kMaxPackedRows = int64_t{1} << 30;
 
 }  // namespace
 
 absl::Status StoreKeyValue(ConstMatrixView k, ConstMatrixView v, SegmentList segments,
                            const int32_t* row_counts, PageTable table, const KeyValuePool& pool,
                            const Stream& stream) {
-  if (k.rows == 0 || segments.count == 0) return absl::OkStatus();
-  const LaunchShape shape = {.grid = Grid(k.rows), .block = dim3(kThreads)};
-  return CudaStatus(Launch(CudaOf(stream), shape, StoreKernel, TaskOf(k, v, table, pool), segments.data,
-                           segments.count, row_counts),
-                    "StoreKeyValue");
+  return backend::StoreKeyValues({{k, v, pool}}, segments, row_counts, table, stream);
+}
+
+absl::Status StoreKeyValues(const std::vector<KeyValueRows>& layers, SegmentList segments,
+                            const int32_t* row_counts, PageTable table, const Stream& stream) {
+  if (layers.empty() || layers[0].k.rows == 0 || segments.count == 0) return absl::OkStatus();
+  for (size_t first = 0; first < layers.size(); first += kLayersTogether) {
+    const size_t count = std::min<size_t>(layers.size() - first, kLayersTogether);
+    StoreTasks tasks = {};
+    for (size_t i = 0; i < count; ++i) {
+      const KeyValueRows& layer = layers[first + i];
+      tasks.layers[i] = TaskOf(layer.k, layer.v, table, layer.pool);
+    }
+    const LaunchShape shape = {.grid = Grid(layers[0].k.rows, static_cast<int64_t>(count)),
+                               .block = dim3(kThreads)};
+    DFLASH_RETURN_IF_ERROR(CudaStatus(
+        Launch(CudaOf(stream), shape, StoreKernel, tasks, segments.data, segments.count, row_counts),
+        "StoreKeyValues"));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status LoadKeyValue(const KeyValuePool& pool, PageTable table, int64_t slot, int64_t first_position,
@@ -129,13 +153,13 @@ absl::Status LoadKeyValue(const KeyValuePool& pool, PageTable table, int64_t slo
 
 absl::Status Attention(ConstMatrixView q, ConstMatrixView block_k, ConstMatrixView block_v,
                        SegmentList segments, const int32_t* context_starts, PageTable table,
-                       const KeyValuePool& pool, const AttentionMask& mask, float scale, MatrixView out,
-                       const Stream& stream) {
+                       const KeyValuePool& pool, const AttentionMask& mask, float scale, Phase phase,
+                       MatrixView out, const Stream& stream) {
   const int64_t group = q.cols / (pool.kv_heads * pool.head_dim), rows = q.rows;
-  if (pool.head_dim > kMaxHeadDim || group > kMaxTileRows) {
-    return absl::UnimplementedError(absl::StrCat("Attention on CUDA: head_dim ", pool.head_dim, " with ",
-                                                 group, " query heads a KV head; at most ", kMaxHeadDim,
-                                                 " with ", kMaxTileRows, " are there"));
+  if (pool.head_dim > kMaxHeadDim || rows * group > kMaxPackedRows) {
+    return absl::UnimplementedError(absl::StrCat("Attention on CUDA: head_dim ", pool.head_dim, ", ", rows,
+                                                 " rows with ", group, " query heads a KV head; at most ",
+                                                 kMaxHeadDim, " and ", kMaxPackedRows, " of both are there"));
   }
   if (segments.count > kMaxAttentionSegments || table.pages_per_slot > kMaxPositions / kPageTokens ||
       rows > kMaxPositions) {
@@ -167,27 +191,38 @@ absl::Status Attention(ConstMatrixView q, ConstMatrixView block_k, ConstMatrixVi
   task.pages_per_slot = static_cast<int32_t>(table.pages_per_slot);
   task.causal = mask.causal;
   task.window = mask.window > kMaxPositions ? 0 : static_cast<int32_t>(mask.window);
+  task.schedule.kind = phase == Phase::kPrefill ? SplitKind::kPrefill
+                       : task.window > 0        ? SplitKind::kWindowed
+                                                : SplitKind::kVerify;
   task.scale_log2 = scale * 1.44269504088896341f;
   task.workspace = static_cast<float*>(context.workspace);
   task.counters = context.flags;
 
-  // The smallest tile that holds an average segment.
+  const int64_t padded_dim = PaddedHeadDim(pool.head_dim);
+  const bool wgmma = context.compute_capability == 90 && padded_dim == pool.head_dim && padded_dim >= 128 &&
+                     task.q_aligned && task.block_aligned && task.out_aligned &&
+                     reinterpret_cast<uintptr_t>(pool.data) % 16 == 0;
+  // Tiles that hold an average segment, if possible.
   const int64_t packed = CeilDiv(rows, segments.count) * group;
-  const int m_tiles = static_cast<int>(std::min<int64_t>(CeilDiv(std::max(packed, group), 32), 3));
-  // Enough tiles to fill the machine: each is done whole. Otherwise splits are spread over the machine.
-  const int64_t tiles = CeilDiv(rows, 32 * m_tiles / group) * pool.kv_heads;
-  task.may_split = tiles < context.multiprocessors / 2;
-  const SplitSchedule schedule = {task.window > 0};
+  const int64_t step = wgmma ? 16 : 32;
+  const int64_t tile_rows = std::min<int64_t>(CeilDiv(packed, step) * step, wgmma ? kMaxWgmmaRows : 96);
+  // Splits are spread over the machine unless tiles fill it.
+  const int64_t tiles = (CeilDiv(rows * group, tile_rows) + segments.count - 1) * pool.kv_heads;
+  task.may_split = CeilDiv(rows * group, tile_rows) * pool.kv_heads < context.multiprocessors;
   const int64_t splits =
       task.may_split
-          ? schedule.SplitOf(static_cast<int32_t>(table.pages_per_slot + CeilDiv(rows, kPageTokens))) + 1
+          ? task.schedule.SplitOf(static_cast<int32_t>(table.pages_per_slot + CeilDiv(rows, kPageTokens))) + 1
           : 1;
-  const int64_t items = (tiles + (segments.count - 1) * pool.kv_heads) * splits;
-  const int64_t padded_dim = PaddedHeadDim(pool.head_dim);
+  const int64_t items = tiles * splits;
+  if (wgmma) {
+    const auto launch = padded_dim == 128 ? LaunchWgmmaAttention<128> : LaunchWgmmaAttention<256>;
+    return CudaStatus(launch(task, static_cast<int32_t>(tile_rows), items, rows, block_k, block_v, context),
+                      "Attention");
+  }
   const auto launch = padded_dim == 64    ? LaunchAttention<64>
                       : padded_dim == 128 ? LaunchAttention<128>
                                           : LaunchAttention<256>;
-  return CudaStatus(launch(task, m_tiles, items, rows, context), "Attention");
+  return CudaStatus(launch(task, static_cast<int>(tile_rows / 32), items, rows, context), "Attention");
 }
 
 }  // namespace backend

@@ -1,18 +1,24 @@
 // How the CUDA backend divides attention into work. Private to kernels/attention.
 //
-// Rows: the queries of `group` heads that share a KV head are packed, token by token, into tiles of up to 96
-// rows of the matrix instruction. Keys: blocks of 64 on the absolute grid, reduced in two levels: blocks into
-// splits, splits into the result, both in ascending order. Where a split begins is a function of the position
-// alone, so the arithmetic of a row depends on nothing but the keys that it sees; who computes which split,
-// and whether splits meet in registers or in the workspace, changes no bit.
+// Rows: the queries of the `group` heads that share a KV head are packed, token by token, and cut into tiles
+// of rows of the matrix instruction. Keys: blocks of 64 on the absolute grid, reduced in two levels: blocks
+// into splits, splits into the result, both in ascending order. Where a split begins is a function of the
+// position alone, so the arithmetic of a row depends on nothing but the keys that it sees; who computes which
+// split, and whether splits meet in registers or in the workspace, changes no bit.
 //
-// Pages: [kv_heads][keys, values][64 tokens][padded head_dim], bf16, zeros in the padding.
+// Pages: [kv_heads][keys, values][padded head_dim / 64][64 tokens][64], bf16, zeros in the padding. The
+// 16-byte piece p of a token's 128 bytes lies at piece p xor (token mod 8): what warpgroup products read in
+// shared memory, so that the keys of a whole block are one contiguous copy, and so are the values.
+//
+// Two kernels: attention_wgmma.cuh for head_dim 128 and 256 on compute capability 9.0, with aligned operands;
+// attention_kernel.cuh for everything else.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
 
+#include "base/matrix_view.h"
 #include "kernels/attention/attention.h"
 #include "kernels/attention/attention_splits_cuda.h"
 #include "kernels/batch/segments.h"
@@ -22,7 +28,6 @@
 namespace dflash {
 
 inline constexpr int kAttentionBlock = 64;  // keys
-inline constexpr int kMaxTileRows = 96;     // packed queries
 inline constexpr int kMaxAttentionSegments = 1024;
 inline constexpr int kMaxHeadDim = 256;
 
@@ -30,6 +35,11 @@ inline constexpr int kMaxHeadDim = 256;
 constexpr int64_t PaddedHeadDim(int64_t head_dim) {
   if (head_dim <= 64) return 64;
   return head_dim <= 128 ? 128 : (head_dim + 255) / 256 * 256;
+}
+
+// Elements from the beginning of a page's keys or values of one head to 8 elements of a token.
+__host__ __device__ constexpr int64_t PagePiece(int64_t token, int64_t piece) {
+  return piece / 8 * (kAttentionBlock * 64) + token * 64 + ((piece % 8) ^ (token % 8)) * 8;
 }
 
 struct AttentionTask {
@@ -43,7 +53,8 @@ struct AttentionTask {
   const int32_t* pages;
   int32_t pages_per_slot;
   bool causal;
-  int32_t window;    // 0: unlimited
+  int32_t window;  // 0: unlimited
+  SplitSchedule schedule;
   float scale_log2;  // scale * log2(e)
   bool may_split;    // partial results of splits may go through the workspace
   float* workspace;
@@ -51,13 +62,25 @@ struct AttentionTask {
   int32_t* counters;  // two: the next item, blocks that are done; 0 before and after
 };
 
-// Launches for one padded head_dim; `m_tiles` in 1..3: tiles of 32 * m_tiles rows, at least task.group.
-// `items`: an upper bound of the work items, `rows`: of the step.
+// Launches for one padded head_dim; `m_tiles` in 1..3: tiles of 32 * m_tiles packed rows. `items`: an upper
+// bound of the work items, `rows`: of the step.
 template <int kDim>
 cudaError_t LaunchAttention(AttentionTask task, int m_tiles, int64_t items, int64_t rows,
                             const CudaContext& context);
 extern template cudaError_t LaunchAttention<64>(AttentionTask, int, int64_t, int64_t, const CudaContext&);
 extern template cudaError_t LaunchAttention<128>(AttentionTask, int, int64_t, int64_t, const CudaContext&);
 extern template cudaError_t LaunchAttention<256>(AttentionTask, int, int64_t, int64_t, const CudaContext&);
+
+// The same for 128 and 256 with warpgroup products; tiles of `tile_rows` packed rows, a multiple of 16, at
+// most kMaxWgmmaRows. All operands aligned. block_k, block_v: as in task, for the copies of whole blocks.
+inline constexpr int kMaxWgmmaRows = 128;
+template <int kDim>
+cudaError_t LaunchWgmmaAttention(AttentionTask task, int32_t tile_rows, int64_t items, int64_t rows,
+                                 ConstMatrixView block_k, ConstMatrixView block_v,
+                                 const CudaContext& context);
+extern template cudaError_t LaunchWgmmaAttention<128>(AttentionTask, int32_t, int64_t, int64_t,
+                                                      ConstMatrixView, ConstMatrixView, const CudaContext&);
+extern template cudaError_t LaunchWgmmaAttention<256>(AttentionTask, int32_t, int64_t, int64_t,
+                                                      ConstMatrixView, ConstMatrixView, const CudaContext&);
 
 }  // namespace dflash

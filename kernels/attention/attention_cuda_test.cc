@@ -89,14 +89,14 @@ class AttentionCudaTest : public ::testing::Test {
   }
   // Rows [start, start + rows) of a sequence whose pages hold at least what is before.
   HostMatrix<float> Run(Cache& cache, const Sequence& s, int32_t slot, int64_t start, int64_t rows,
-                        const AttentionMask& mask) {
+                        const AttentionMask& mask, Phase phase = Phase::kVerify) {
     DeviceArray<Segment> segment({{slot, 0, static_cast<int32_t>(rows), static_cast<int32_t>(start)}},
                                  stream_);
     const DeviceMatrix out = DeviceMatrix::Output(rows, s.q.cols, DType::kBf16, stream_);
     const absl::Status status =
         Attention(s.q_device.view().Rows(start, rows), s.k_device.view().Rows(start, rows),
                   s.v_device.view().Rows(start, rows), {segment.data(), 1}, nullptr, cache.table(),
-                  cache.pool, mask, s.shape.Scale(), out.view(), stream_);
+                  cache.pool, mask, s.shape.Scale(), phase, out.view(), stream_);
     EXPECT_TRUE(status.ok()) << status;
     EXPECT_TRUE(out.GuardsIntact());
     return out.ToHost();
@@ -119,17 +119,23 @@ class AttentionCudaTest : public ::testing::Test {
 };
 
 TEST(SplitScheduleTest, SplitsCoverAllBlocksInOrder) {
-  for (bool windowed : {false, true}) {
-    const SplitSchedule schedule = {windowed};
-    for (int32_t block = 0; block < 2000; ++block) {
+  for (SplitKind kind : {SplitKind::kVerify, SplitKind::kWindowed, SplitKind::kPrefill}) {
+    const SplitSchedule schedule = {kind};
+    for (int32_t block = 0; block < 5000; ++block) {
       const int32_t split = schedule.SplitOf(block);
       ASSERT_LE(schedule.FirstBlock(split), block);
       ASSERT_GT(schedule.FirstBlock(split + 1), block);
+      ASSERT_TRUE(block == 0 || split == schedule.SplitOf(block - 1) ||
+                  split == schedule.SplitOf(block - 1) + 1);
     }
   }
-  EXPECT_EQ(SplitSchedule{false}.SplitOf(511), 75);
-  EXPECT_EQ(SplitSchedule{false}.SplitOf(512), 76);
-  EXPECT_EQ(SplitSchedule{true}.SplitOf(512), 256);
+  const SplitSchedule verify = {SplitKind::kVerify};
+  EXPECT_EQ(verify.SplitOf(31), 15);
+  EXPECT_EQ(verify.SplitOf(127), 39);
+  EXPECT_EQ(verify.SplitOf(255), 55);
+  EXPECT_EQ(verify.SplitOf(256), 56);
+  EXPECT_EQ(SplitSchedule{SplitKind::kWindowed}.SplitOf(512), 256);
+  EXPECT_EQ(SplitSchedule{SplitKind::kPrefill}.SplitOf(512), 8);
 }
 
 TEST_F(AttentionCudaTest, MatchesDoubleReferenceAtTheModelsShapes) {
@@ -156,34 +162,46 @@ TEST_F(AttentionCudaTest, MatchesDoubleReferenceAtTheModelsShapes) {
     const Sequence s(c.shape, c.start + c.rows, 1, stream_);
     Cache cache = MakeCache(c.shape, 1, s.q.rows);
     Store(cache, s, 0, 0, c.start);
-    EXPECT_TRUE(
-        Near(Run(cache, s, 0, c.start, c.rows, c.mask), Oracle(s, c.start, c.rows, c.mask), kTolerance));
+    const HostMatrix<double> want = Oracle(s, c.start, c.rows, c.mask);
+    for (Phase phase : {Phase::kVerify, Phase::kPrefill}) {
+      EXPECT_TRUE(Near(Run(cache, s, 0, c.start, c.rows, c.mask, phase), want, kTolerance))
+          << (phase == Phase::kVerify ? "verify" : "prefill");
+    }
   }
 }
 
-// Splits of all three sizes.
+// Splits of all sizes.
 TEST_F(AttentionCudaTest, MatchesDoubleReferenceFarOut) {
-  const Sequence s({2, 1, 64}, 40003, 2, stream_);
-  Cache cache = MakeCache(s.shape, 1, s.q.rows);
-  Store(cache, s, 0, 0, 40000);
-  const HostMatrix<float> out = Run(cache, s, 0, 40000, 3, {});
-  // So many keys average each other out: outputs are near 0.006, rounding errors of the weights too.
-  EXPECT_TRUE(Near(out, Oracle(s, 40000, 3, {}), Tolerance{2e-4, 8e-3}));
-  Store(cache, s, 0, 40000, 40001);
-  EXPECT_TRUE(BitEqual(Run(cache, s, 0, 40001, 1, {}), out.Rows(1, 1)));
+  for (const Shape& shape : {Shape{2, 1, 64}, {2, 1, 128}, {2, 1, 256}}) {
+    for (Phase phase : {Phase::kVerify, Phase::kPrefill}) {
+      SCOPED_TRACE(testing::Message() << shape.dim << (phase == Phase::kVerify ? " verify" : " prefill"));
+      const int32_t start = shape.dim == 256 ? 20000 : 40000;
+      const Sequence s(shape, start + 3, 2, stream_);
+      Cache cache = MakeCache(s.shape, 1, s.q.rows);
+      Store(cache, s, 0, 0, start);
+      const HostMatrix<float> out = Run(cache, s, 0, start, 3, {}, phase);
+      // So many keys average each other out: outputs are near 0.006, rounding errors of the weights too.
+      EXPECT_TRUE(Near(out, Oracle(s, start, 3, {}), Tolerance{3e-4, 8e-3}));
+      Store(cache, s, 0, start, start + 1);
+      EXPECT_TRUE(BitEqual(Run(cache, s, 0, start + 1, 1, {}, phase), out.Rows(1, 1)));
+    }
+  }
 }
 
-// A prefill's tiles go through their splits one after another; a few rows have them spread over the machine
-// and merged from the workspace. Rows of the same text have the same bits.
+// The tiles of many rows go through their splits one after another; a few rows have them spread over the
+// machine and merged from the workspace. Rows of the same text have the same bits within a phase.
 TEST_F(AttentionCudaTest, BitsDoNotDependOnTheNumberOfRows) {
   for (const Shape& shape : {kTarget, kDrafter, kTiny}) {
-    const int64_t start = 1850, rows = shape.dim == 64 ? 2500 : 600;
+    const int64_t start = 1850, rows = shape.dim == 64 ? 2500 : 800;
     const Sequence s(shape, start + rows, 3, stream_);
-    for (const AttentionMask& mask : {AttentionMask{true, 0}, {true, 300}}) {
-      SCOPED_TRACE(testing::Message() << shape.dim << ", window " << mask.window);
+    for (const auto& [mask, phase] : {std::pair(AttentionMask{true, 0}, Phase::kVerify),
+                                      {AttentionMask{true, 300}, Phase::kVerify},
+                                      {AttentionMask{true, 0}, Phase::kPrefill}}) {
+      SCOPED_TRACE(testing::Message()
+                   << shape.dim << ", window " << mask.window << ", phase " << static_cast<int>(phase));
       Cache cache = MakeCache(shape, 1, s.q.rows);
       Store(cache, s, 0, 0, start);
-      const HostMatrix<float> together = Run(cache, s, 0, start, rows, mask);
+      const HostMatrix<float> together = Run(cache, s, 0, start, rows, mask, phase);
       EXPECT_TRUE(Near(together.Rows(rows - 3, 3), Oracle(s, start + rows - 3, 3, mask), kTolerance));
       int64_t stored = start;
       for (int64_t at :
@@ -191,7 +209,7 @@ TEST_F(AttentionCudaTest, BitsDoNotDependOnTheNumberOfRows) {
         Store(cache, s, 0, stored, start + at);
         stored = start + at;
         for (int64_t count : {1, 2, 5, 16, 17, 64}) {
-          ASSERT_TRUE(BitEqual(Run(cache, s, 0, start + at, count, mask), together.Rows(at, count)))
+          ASSERT_TRUE(BitEqual(Run(cache, s, 0, start + at, count, mask, phase), together.Rows(at, count)))
               << count << " rows from " << at;
         }
       }
@@ -199,14 +217,14 @@ TEST_F(AttentionCudaTest, BitsDoNotDependOnTheNumberOfRows) {
   }
 }
 
-// So many sequences that the workspace cannot hold their partial results, beside few that it can.
+// So many sequences that their tiles fill the machine, beside few whose splits do.
 TEST_F(AttentionCudaTest, BitsDoNotDependOnCompany) {
-  const int64_t start = 3000, rows = 16, most = 17;
+  const int64_t start = 1500, rows = 16, most = 34;
   const Sequence s(kTarget, start + rows, 4, stream_);
   Cache cache = MakeCache(kTarget, most, s.q.rows);
   for (int32_t slot = 0; slot < most; ++slot) Store(cache, s, slot, 0, start - 100 * (slot % 3));
   const HostMatrix<float> alone = Run(cache, s, 0, start, rows, {});
-  for (int64_t sequences : {2, 5, 8, 17}) {
+  for (int64_t sequences : {2, 5, 8, 34}) {
     SCOPED_TRACE(sequences);
     // The first rows of each belong to it, then come rows of nobody.
     const DeviceMatrix out = DeviceMatrix::Output(sequences * 20, s.q.cols, DType::kBf16, stream_);
@@ -228,7 +246,8 @@ TEST_F(AttentionCudaTest, BitsDoNotDependOnCompany) {
                        v_device = DeviceMatrix::Activations(v, stream_);
     DeviceArray<Segment> list(segments, stream_);
     ASSERT_TRUE(Attention(q_device.view(), k_device.view(), v_device.view(), {list.data(), list.size()},
-                          nullptr, cache.table(), cache.pool, {}, kTarget.Scale(), out.view(), stream_)
+                          nullptr, cache.table(), cache.pool, {}, kTarget.Scale(), Phase::kVerify, out.view(),
+                          stream_)
                     .ok());
     const HostMatrix<float> got = out.ToHost();
     EXPECT_TRUE(std::isnan(got.At(19, 0)));
@@ -257,7 +276,7 @@ TEST_F(AttentionCudaTest, ReplaysWithOtherSegments) {
   auto graph = Graph::Capture(stream_, [&] {
     const absl::Status status =
         Attention(q.view(), k.view(), v.view(), {list.data(), 1}, nullptr, cache.table(), cache.pool, {},
-                  kTarget.Scale(), out.view(), stream_);
+                  kTarget.Scale(), Phase::kVerify, out.view(), stream_);
     return status.ok() ? StoreKeyValue(k.view(), v.view(), {list.data(), 1}, accepted.data(), cache.table(),
                                        cache.pool, stream_)
                        : status;
@@ -304,7 +323,7 @@ TEST_F(AttentionCudaTest, SaysWhatIsNotThere) {
   DeviceArray<int32_t> pages({0}, stream_);
   const absl::Status status =
       Attention(x.view(), x.view(), x.view(), {segment.data(), 1}, nullptr, {pages.data(), 1, 1},
-                {nullptr, 0, 1, 257}, {}, 1, out.view(), stream_);
+                {nullptr, 0, 1, 257}, {}, 1, Phase::kVerify, out.view(), stream_);
   EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
   EXPECT_NE(status.message().find("257"), std::string::npos);
 }

@@ -1,4 +1,5 @@
-// The attention kernel of one padded head_dim. Included by attention_cuda_{64,128,256}.cu.
+// The attention kernel of one padded head_dim for every machine and alignment. Included by
+// attention_cuda_{64,128,256}.cu.
 //
 //   grid      as many blocks as run at once; items come from a counter
 //   block     8 warps = 2 groups of rows x 4 groups of columns. Of scores, a warp has 16 * kMTiles rows x 16
@@ -12,6 +13,7 @@
 
 #include <algorithm>
 
+#include "kernels/attention/attention_merge.cuh"
 #include "kernels/attention/attention_plan.cuh"
 #include "kernels/device/cuda/launch.cuh"
 #include "kernels/device/cuda/ptx.cuh"
@@ -35,58 +37,6 @@ struct AttentionShape {
   static constexpr int kColumns = kDim / 4;  // of outputs, per warp
 };
 
-// An item: some splits of one tile of rows and one KV head.
-struct Item {
-  Segment segment;
-  int32_t context_start;
-  int32_t first_key;  // that any row of the tile sees; what lies before it may be anything
-  int32_t kv_head;
-  int32_t first_token, tokens, rows;  // of the tile; rows = tokens * group
-  int32_t first_block, end_block;
-  bool is_final;  // else the one split goes to the workspace
-};
-
-__device__ __forceinline__ Item ItemAt(const AttentionTask& task, const ItemTable& table, bool is_split,
-                                       int32_t tile_tokens, int32_t index) {
-  const int32_t* prefix = is_split ? table.of_splits : table.of_tiles;
-  const int32_t i = SegmentOfItem(prefix, task.segment_count, index);
-  const SegmentPlan plan = PlanOf(task, i, tile_tokens);
-  const SplitSchedule schedule = {task.window > 0};
-  Item item;
-  item.segment = plan.segment;
-  item.context_start = plan.context_start;
-  int32_t rest = index - prefix[i];
-  item.kv_head = rest % task.kv_heads;
-  rest /= task.kv_heads;
-  // Later tiles see more keys: they go first.
-  const int32_t tile = is_split ? rest % plan.tiles : plan.tiles - 1 - rest;
-  item.first_token = tile * tile_tokens;
-  item.tokens = min(tile_tokens, plan.segment.row_count - item.first_token);
-  item.rows = item.tokens * task.group;
-  const int32_t position = plan.segment.start_position + item.first_token;
-  const KeyRange keys =
-      VisibleKeys(task, plan.segment, plan.context_start, position, position + item.tokens - 1);
-  item.first_key = keys.first;
-  item.first_block = keys.first / kAttentionBlock;
-  item.end_block = keys.first < keys.end ? (keys.end - 1) / kAttentionBlock + 1 : item.first_block;
-  item.is_final = !is_split || plan.splits == 1;
-  if (is_split) {
-    const int32_t split = plan.first_split + plan.splits - 1 - rest / plan.tiles;
-    item.first_block = max(item.first_block, schedule.FirstBlock(split));
-    item.end_block = min(item.end_block, schedule.FirstBlock(split + 1));
-  }
-  return item;
-}
-
-// The page that holds positions of a block before the segment's own rows, -1 when there are none (or the
-// table is wrong: such keys read as zeros).
-__device__ __forceinline__ int32_t PageOf(const AttentionTask& task, const Item& item, int32_t block) {
-  if (block >= item.end_block || block * kAttentionBlock >= item.segment.start_position) return -1;
-  if (block >= task.pages_per_slot) return -1;
-  const int32_t page = task.pages[int64_t{item.segment.slot} * task.pages_per_slot + block];
-  return page >= 0 && page < task.page_count ? page : -1;
-}
-
 // Starts copying a piece of a head's row; columns beyond head_dim become zeros.
 __device__ __forceinline__ void LoadPiece(const __nv_bfloat16* head, int piece, int32_t head_dim,
                                           bool aligned, uint32_t to) {
@@ -106,8 +56,7 @@ __device__ __forceinline__ void LoadBlock(const AttentionTask& task, const Item&
   const int piece = static_cast<int>(threadIdx.x) % kPieces;
   const __nv_bfloat16* in_page =
       task.pool +
-      ((int64_t{max(page, 0)} * task.kv_heads + item.kv_head) * 2 + kind) * (kAttentionBlock * kDim) +
-      piece * 8;
+      ((int64_t{max(page, 0)} * task.kv_heads + item.kv_head) * 2 + kind) * (kAttentionBlock * kDim);
   const Bf16Rows& own = kind == 0 ? task.block_k : task.block_v;
   const int32_t start = item.segment.start_position, end = start + item.segment.row_count;
 #pragma unroll
@@ -116,7 +65,7 @@ __device__ __forceinline__ void LoadBlock(const AttentionTask& task, const Item&
     const int32_t position = block * kAttentionBlock + row;
     const uint32_t target = to + PieceOffset(row, piece, kPieces);
     if (position < start || position >= end) {
-      ptx::CopyAsync16(target, in_page + row * kDim,
+      ptx::CopyAsync16(target, in_page + PagePiece(row, piece),
                        position < start && page >= 0 && position >= item.first_key);
       continue;
     }
@@ -137,23 +86,9 @@ __device__ __forceinline__ void LoadQueries(const AttentionTask& task, const Ite
       ptx::StoreShared16(target, make_uint4(0, 0, 0, 0));
       continue;
     }
-    const int32_t token = row / task.group, head = item.kv_head * task.group + row % task.group;
-    LoadPiece(task.q.Row(item.segment.first_row + item.first_token + token) + int64_t{head} * task.head_dim,
+    LoadPiece(task.q.Row(item.segment.first_row + item.Token(row)) + int64_t{item.Head(row)} * task.head_dim,
               piece, task.head_dim, task.q_aligned, target);
   }
-}
-
-// Writes two neighbouring columns, the first of them even.
-__device__ __forceinline__ void WriteRow(const AttentionTask& task, int64_t row, int32_t head, int column,
-                                         float first, float second) {
-  if (column >= task.head_dim) return;
-  __nv_bfloat16* to = task.out.Row(row) + int64_t{head} * task.head_dim + column;
-  if (task.out_aligned) {
-    *reinterpret_cast<uint32_t*>(to) = PackBf16(first, second);
-    return;
-  }
-  to[0] = __float2bfloat16_rn(first);
-  if (column + 1 < task.head_dim) to[1] = __float2bfloat16_rn(second);
 }
 
 // What a warp holds of a tile. Element [m][n][e] is row Row(m, e / 2), column 8 n + 2 (lane mod 4) + e mod 2
@@ -221,7 +156,7 @@ struct WarpTile {
     for (int m = 0; m < kMTiles; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int32_t position = item.segment.start_position + item.first_token + Row(m, half) / task.group;
+        const int32_t position = item.Position(Row(m, half));
         const KeyRange keys = VisibleKeys(task, item.segment, item.context_start, position, position);
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
@@ -396,24 +331,9 @@ struct WarpTile {
 
   __device__ __forceinline__ void WriteOutputs(const AttentionTask& task, const Item& item) {
     ForPairs(item.rows, [&](int m, int half, int row, int column, float first, float second) {
-      const int32_t head = item.kv_head * task.group + row % task.group;
-      WriteRow(task, item.segment.first_row + item.first_token + row / task.group, head, column,
+      WriteRow(task, item.segment.first_row + item.Token(row), item.Head(row), column,
                Normalized(first, sum[m][half]), Normalized(second, sum[m][half]));
     });
-  }
-};
-
-// Blocks that all rows of the item see whole need no mask.
-struct MaskFree {
-  int32_t first, end;  // keys
-  __device__ __forceinline__ MaskFree(const AttentionTask& task, const Item& item) {
-    const int32_t position = item.segment.start_position + item.first_token;
-    const int32_t last = position + item.tokens - 1;
-    first = VisibleKeys(task, item.segment, item.context_start, last, last).first;
-    end = VisibleKeys(task, item.segment, item.context_start, position, position).end;
-  }
-  __device__ __forceinline__ bool Has(int32_t block) const {
-    return block * kAttentionBlock >= first && (block + 1) * kAttentionBlock <= end;
   }
 };
 
@@ -424,7 +344,6 @@ __device__ __forceinline__ void RunItem(const AttentionTask& task, const Item& i
   using Tile = WarpTile<kDim, kMTiles>;
   const uint32_t queries = shared, keys = queries + Shape::kQBytes, values = keys + 2 * Shape::kBlockBytes;
   const uint32_t weights = values + 2 * Shape::kBlockBytes;
-  const SplitSchedule schedule = {task.window > 0};
   const MaskFree mask_free(task, item);
   const bool works = Tile::FirstRow(0) < item.rows;  // the same for all threads of a warp
   Tile tile;
@@ -466,7 +385,7 @@ __device__ __forceinline__ void RunItem(const AttentionTask& task, const Item& i
     if (works) tile.Accumulate(weights, values + buffer(block));
 
     const bool is_last = block + 1 == item.end_block;
-    if (!is_last && schedule.SplitOf(block + 1) == schedule.SplitOf(block)) continue;
+    if (!is_last && task.schedule.SplitOf(block + 1) == task.schedule.SplitOf(block)) continue;
     tile.Finish(of_group);
     if (!item.is_final) break;  // an item of one split
     if (is_first && is_last) break;
@@ -484,7 +403,7 @@ __device__ __forceinline__ void RunItem(const AttentionTask& task, const Item& i
 template <int kDim, int kMTiles>
 __global__ void __launch_bounds__(kAttentionThreads,
                                   (AttentionShape<kDim, kMTiles>::kBlocksPerMultiprocessor))
-    AttentionKernel(const AttentionTask task, int32_t tile_tokens) {
+    AttentionKernel(const AttentionTask task, int32_t tile_rows) {
   using Shape = AttentionShape<kDim, kMTiles>;
   extern __shared__ uint4 shared_memory[];
   __shared__ ItemTable table;
@@ -494,13 +413,13 @@ __global__ void __launch_bounds__(kAttentionThreads,
                                             4 * Shape::kRows * 4);
   LetNextKernelStart();
   WaitForPreviousKernel();
-  BuildItemTable(task, tile_tokens, table);
+  BuildItemTable(task, tile_rows, table);
   const bool is_split = IsSplit(task, table);
   const int32_t items = is_split ? table.of_splits[task.segment_count] : table.of_tiles[task.segment_count];
   for (auto index = static_cast<int32_t>(blockIdx.x); index < items;) {
     int32_t next = 0;
     if (threadIdx.x == 0) next = static_cast<int32_t>(gridDim.x) + atomicAdd(task.counters, 1);
-    const Item item = ItemAt(task, table, is_split, tile_tokens, index);
+    const Item item = ItemAt(task, table, is_split, tile_rows, index);
     const int64_t slot = is_split ? index : static_cast<int64_t>(blockIdx.x);
     RunItem<kDim, kMTiles>(task, item, task.workspace + slot * Shape::kSlotFloats, shared, of_group);
     if (threadIdx.x == 0) next_item = next;
@@ -517,74 +436,11 @@ __global__ void __launch_bounds__(kAttentionThreads,
   }
 }
 
-// Merges the splits of every row and head, in ascending order. Block (heads, row): kDim / 4 threads a head.
-template <int kDim>
-__global__ void __launch_bounds__(kAttentionThreads)
-    MergeKernel(const AttentionTask task, int32_t tile_tokens, int32_t tile_rows) {
-  constexpr int kThreadsPerHead = kDim / 4, kHeads = kAttentionThreads / kThreadsPerHead;
-  __shared__ ItemTable table;
-  __shared__ int32_t found;
-  LetNextKernelStart();
-  WaitForPreviousKernel();
-  const auto row = static_cast<int32_t>(blockIdx.y);
-  if (threadIdx.x == 0) found = -1;
-  BuildItemTable(task, tile_tokens, table);
-  if (!IsSplit(task, table)) return;
-  for (auto i = static_cast<int32_t>(threadIdx.x); i < task.segment_count; i += kAttentionThreads) {
-    const Segment segment = task.segments[i];
-    if (row >= segment.first_row && row - segment.first_row < segment.row_count) found = i;
-  }
-  __syncthreads();
-  const int32_t index = found;
-  const auto head = static_cast<int32_t>(blockIdx.x * kHeads + threadIdx.x / kThreadsPerHead);
-  if (index < 0 || head >= task.kv_heads * task.group) return;
-  const SegmentPlan plan = PlanOf(task, index, tile_tokens);
-  if (plan.splits == 1) return;
-  const int32_t token = row - plan.segment.first_row, tile = token / tile_tokens;
-  const int32_t tile_row = token % tile_tokens * task.group + head % task.group;
-  const int64_t slot_floats = int64_t{tile_rows} * (kDim + 2);
-  const int column = static_cast<int>(threadIdx.x) % kThreadsPerHead * 4;
-  // From one split to the next the slots descend by as much.
-  const int64_t first_slot = table.of_splits[index] + ItemOf(task, plan, 0, tile, head / task.group);
-  const int64_t step = -int64_t{plan.tiles} * task.kv_heads * slot_floats;
-  const float* slot = task.workspace + first_slot * slot_floats;
-  const float* outputs = slot + tile_row * kDim + column;
-  const float* maxima = slot + int64_t{tile_rows} * kDim + tile_row;
-
-  float maximum = 0, sum = 0;
-  float total[4] = {};
-  constexpr int kAtOnce = 8;
-  for (int32_t split = 0; split < plan.splits; split += kAtOnce) {
-    float4 part[kAtOnce];
-    float split_maximum[kAtOnce], split_sum[kAtOnce];
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const bool exists = split + i < plan.splits;
-      const int64_t offset = exists ? (split + i) * step : 0;
-      part[i] = *reinterpret_cast<const float4*>(outputs + offset);
-      split_maximum[i] = maxima[offset];
-      split_sum[i] = exists ? maxima[offset + tile_rows] : 0.0f;
-    }
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const MergeFactors f = MergeRow(maximum, sum, split_maximum[i], split_sum[i]);
-      total[0] = fmaf(part[i].x, f.take, total[0] * f.keep);
-      total[1] = fmaf(part[i].y, f.take, total[1] * f.keep);
-      total[2] = fmaf(part[i].z, f.take, total[2] * f.keep);
-      total[3] = fmaf(part[i].w, f.take, total[3] * f.keep);
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < 4; i += 2) {
-    WriteRow(task, row, head, column + i, Normalized(total[i], sum), Normalized(total[i + 1], sum));
-  }
-}
-
 template <int kDim, int kMTiles>
 cudaError_t LaunchTiles(AttentionTask task, int64_t items, int64_t rows, const CudaContext& context) {
   using Shape = AttentionShape<kDim, kMTiles>;
   const auto kernel = AttentionKernel<kDim, kMTiles>;
-  const int32_t tile_tokens = Shape::kRows / task.group;
+  constexpr int32_t tile_rows = Shape::kRows;
   const int64_t blocks =
       std::min<int64_t>(items, int64_t{context.multiprocessors} * Shape::kBlocksPerMultiprocessor);
   const int64_t slots = kWorkspaceBytes / (Shape::kSlotFloats * static_cast<int64_t>(sizeof(float)));
@@ -596,12 +452,9 @@ cudaError_t LaunchTiles(AttentionTask task, int64_t items, int64_t rows, const C
   if (error != cudaSuccess) return error;
   const LaunchShape shape = {
       .grid = Grid(blocks), .block = dim3(kAttentionThreads), .shared_bytes = Shape::kSharedBytes};
-  error = Launch(context, shape, kernel, task, tile_tokens);
+  error = Launch(context, shape, kernel, task, tile_rows);
   if (error != cudaSuccess || !task.may_split) return error;
-  constexpr int64_t kHeads = kAttentionThreads / (kDim / 4);
-  const LaunchShape merge = {.grid = Grid(CeilDiv(int64_t{task.kv_heads} * task.group, kHeads), rows),
-                             .block = dim3(kAttentionThreads)};
-  return Launch(context, merge, MergeKernel<kDim>, task, tile_tokens, int32_t{Shape::kRows});
+  return LaunchMerge<kDim>(task, tile_rows, rows, context);
 }
 
 }  // namespace

@@ -29,18 +29,18 @@ struct SegmentPlan {
   int32_t first_split, splits;  // that any of its rows sees; one (of nothing) when they see nothing
 };
 
-__device__ __forceinline__ SegmentPlan PlanOf(const AttentionTask& task, int32_t index, int32_t tile_tokens) {
+__device__ __forceinline__ SegmentPlan PlanOf(const AttentionTask& task, int32_t index, int32_t tile_rows) {
   SegmentPlan plan;
   plan.segment = task.segments[index];
   const Segment& segment = plan.segment;
   plan.context_start = task.context_starts == nullptr ? 0 : task.context_starts[segment.slot];
-  plan.tiles = (segment.row_count + tile_tokens - 1) / tile_tokens;
+  plan.tiles = (segment.row_count * task.group + tile_rows - 1) / tile_rows;
   const KeyRange keys = VisibleKeys(task, segment, plan.context_start, segment.start_position,
                                     segment.start_position + segment.row_count - 1);
-  const SplitSchedule schedule = {task.window > 0};
-  plan.first_split = schedule.SplitOf(keys.first / kAttentionBlock);
-  plan.splits =
-      keys.first < keys.end ? schedule.SplitOf((keys.end - 1) / kAttentionBlock) - plan.first_split + 1 : 1;
+  plan.first_split = task.schedule.SplitOf(keys.first / kAttentionBlock);
+  plan.splits = keys.first < keys.end
+                    ? task.schedule.SplitOf((keys.end - 1) / kAttentionBlock) - plan.first_split + 1
+                    : 1;
   return plan;
 }
 
@@ -51,7 +51,7 @@ struct ItemTable {
 };
 
 // Called by all threads of a block; `table` is in shared memory.
-__device__ __forceinline__ void BuildItemTable(const AttentionTask& task, int32_t tile_tokens,
+__device__ __forceinline__ void BuildItemTable(const AttentionTask& task, int32_t tile_rows,
                                                ItemTable& table) {
   if (threadIdx.x < 32) {
     const auto lane = static_cast<int32_t>(threadIdx.x);
@@ -60,7 +60,7 @@ __device__ __forceinline__ void BuildItemTable(const AttentionTask& task, int32_
       const int32_t i = base + lane;
       int32_t splits = 0, tiles = 0;
       if (i < task.segment_count) {
-        const SegmentPlan plan = PlanOf(task, i, tile_tokens);
+        const SegmentPlan plan = PlanOf(task, i, tile_rows);
         tiles = plan.tiles * task.kv_heads;
         splits = tiles * plan.splits;
       }
@@ -110,6 +110,78 @@ __device__ __forceinline__ int32_t ItemOf(const AttentionTask& task, const Segme
                                           int32_t tile, int32_t kv_head) {
   return ((plan.splits - 1 - split) * plan.tiles + tile) * task.kv_heads + kv_head;
 }
+
+// An item: some splits of one tile of rows and one KV head.
+struct Item {
+  Segment segment;
+  int32_t context_start;
+  int32_t first_key;  // that any row of the tile sees; what lies before it may be anything
+  int32_t kv_head;
+  int32_t group;
+  int32_t first_row, rows;  // packed rows of the tile, counted from the segment's first
+  int32_t first_block, end_block;
+  bool is_final;  // else the one split goes to the workspace
+
+  __device__ __forceinline__ int32_t Token(int32_t row) const { return (first_row + row) / group; }
+  __device__ __forceinline__ int32_t Head(int32_t row) const {
+    return kv_head * group + (first_row + row) % group;
+  }
+  __device__ __forceinline__ int32_t Position(int32_t row) const {
+    return segment.start_position + Token(row);
+  }
+};
+
+__device__ __forceinline__ Item ItemAt(const AttentionTask& task, const ItemTable& table, bool is_split,
+                                       int32_t tile_rows, int32_t index) {
+  const int32_t* prefix = is_split ? table.of_splits : table.of_tiles;
+  const int32_t i = SegmentOfItem(prefix, task.segment_count, index);
+  const SegmentPlan plan = PlanOf(task, i, tile_rows);
+  Item item;
+  item.segment = plan.segment;
+  item.context_start = plan.context_start;
+  int32_t rest = index - prefix[i];
+  item.kv_head = rest % task.kv_heads;
+  rest /= task.kv_heads;
+  // Later tiles see more keys: they go first.
+  const int32_t tile = is_split ? rest % plan.tiles : plan.tiles - 1 - rest;
+  item.group = task.group;
+  item.first_row = tile * tile_rows;
+  item.rows = min(tile_rows, plan.segment.row_count * task.group - item.first_row);
+  const KeyRange keys =
+      VisibleKeys(task, plan.segment, plan.context_start, item.Position(0), item.Position(item.rows - 1));
+  item.first_key = keys.first;
+  item.first_block = keys.first / kAttentionBlock;
+  item.end_block = keys.first < keys.end ? (keys.end - 1) / kAttentionBlock + 1 : item.first_block;
+  item.is_final = !is_split || plan.splits == 1;
+  if (is_split) {
+    const int32_t split = plan.first_split + plan.splits - 1 - rest / plan.tiles;
+    item.first_block = max(item.first_block, task.schedule.FirstBlock(split));
+    item.end_block = min(item.end_block, task.schedule.FirstBlock(split + 1));
+  }
+  return item;
+}
+
+// The page that holds positions of a block before the segment's own rows, -1 when there are none (or the
+// table is wrong: such keys read as zeros).
+__device__ __forceinline__ int32_t PageOf(const AttentionTask& task, const Item& item, int32_t block) {
+  if (block >= item.end_block || block * kAttentionBlock >= item.segment.start_position) return -1;
+  if (block >= task.pages_per_slot) return -1;
+  const int32_t page = task.pages[int64_t{item.segment.slot} * task.pages_per_slot + block];
+  return page >= 0 && page < task.page_count ? page : -1;
+}
+
+// Blocks that all rows of the item see whole need no mask.
+struct MaskFree {
+  int32_t first, end;  // keys
+  __device__ __forceinline__ MaskFree(const AttentionTask& task, const Item& item) {
+    const int32_t position = item.Position(0), last = item.Position(item.rows - 1);
+    first = VisibleKeys(task, item.segment, item.context_start, last, last).first;
+    end = VisibleKeys(task, item.segment, item.context_start, position, position).end;
+  }
+  __device__ __forceinline__ bool Has(int32_t block) const {
+    return block * kAttentionBlock >= first && (block + 1) * kAttentionBlock <= end;
+  }
+};
 
 // How the state (maximum, sum) of a row takes in that of the next split: outputs become
 // fma(split's, take, state's * keep). Maxima in units of log2. A sum of 0 belongs to a row that saw nothing.

@@ -1,4 +1,5 @@
-// Where the CUDA backend's splits of the keys begin: a function of the position alone. Private to kernels/attention.
+// Where the CUDA backend's splits of the keys begin: a function of the position alone. Private to
+// kernels/attention.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -7,26 +8,43 @@
 
 namespace dflash {
 
-// Splits of 2 blocks up to position 2048 (and everywhere under a window), of 8 up to 32768, of 32 beyond.
-// Small enough to fill the machine with one sequence, large enough for their partial results to cost little.
-struct SplitSchedule {
-  bool windowed;
+enum class SplitKind : uint8_t {
+  kVerify,    // few rows: one sequence must fill the machine, so splits are small and grow with the position
+  kWindowed,  // few rows that see few keys, anywhere
+  kPrefill,   // many rows: tiles fill the machine, so splits are large
+};
 
+// VERIFY: 2 blocks up to position 2048, 4 up to 8192; then 16 splits for every doubling. So at any length the
+// largest split is about what each of some hundred multiprocessors has to do for one sequence of four KV
+// heads.
+struct SplitSchedule {
+  SplitKind kind;
+
+  static constexpr int32_t kWindowed = 2, kPrefill = 64;
   static constexpr int32_t kFineEnd = 32, kFine = 2;
-  static constexpr int32_t kMiddleEnd = 512, kMiddle = 8;
-  static constexpr int32_t kCoarse = 32;
+  static constexpr int32_t kMiddleEnd = 128, kMiddle = 4;
+  static constexpr int32_t kPerDoubling = 16;
   static constexpr int32_t kFineSplits = kFineEnd / kFine;
-  static constexpr int32_t kMiddleSplits = (kMiddleEnd - kFineEnd) / kMiddle;
+  static constexpr int32_t kMiddleSplits = kFineSplits + (kMiddleEnd - kFineEnd) / kMiddle;
 
   __host__ __device__ int32_t SplitOf(int32_t block) const {
-    if (windowed || block < kFineEnd) return block / kFine;
+    if (kind == SplitKind::kWindowed) return block / kWindowed;
+    if (kind == SplitKind::kPrefill) return block / kPrefill;
+    if (block < kFineEnd) return block / kFine;
     if (block < kMiddleEnd) return kFineSplits + (block - kFineEnd) / kMiddle;
-    return kFineSplits + kMiddleSplits + (block - kMiddleEnd) / kCoarse;
+    int32_t doubling = 0;
+    while (block >> doubling >= 2 * kMiddleEnd) ++doubling;
+    const int32_t inside = block - (kMiddleEnd << doubling);
+    return kMiddleSplits + kPerDoubling * doubling + inside / (kMiddleEnd / kPerDoubling << doubling);
   }
   __host__ __device__ int32_t FirstBlock(int32_t split) const {
-    if (windowed || split <= kFineSplits) return split * kFine;
-    if (split <= kFineSplits + kMiddleSplits) return kFineEnd + (split - kFineSplits) * kMiddle;
-    return kMiddleEnd + (split - kFineSplits - kMiddleSplits) * kCoarse;
+    if (kind == SplitKind::kWindowed) return split * kWindowed;
+    if (kind == SplitKind::kPrefill) return split * kPrefill;
+    if (split <= kFineSplits) return split * kFine;
+    if (split <= kMiddleSplits) return kFineEnd + (split - kFineSplits) * kMiddle;
+    const int32_t doubling = (split - kMiddleSplits) / kPerDoubling;
+    const int32_t inside = (split - kMiddleSplits) % kPerDoubling;
+    return (kMiddleEnd << doubling) + inside * (kMiddleEnd / kPerDoubling << doubling);
   }
 };
 

@@ -110,7 +110,7 @@ HostMatrix<float> RunStep(Cache& cache, const Sequence& sequence, int64_t slot, 
   DeviceArray<int32_t> starts(std::vector<int32_t>(static_cast<size_t>(cache.slots), context_start), stream);
   const absl::Status status = Attention(q.view(), k.view(), v.view(), {segments.data(), 1},
                                         context_start == 0 ? nullptr : starts.data(), cache.table(),
-                                        cache.pool, mask, ScaleOf(shape), out.view(), stream);
+                                        cache.pool, mask, ScaleOf(shape), Phase::kVerify, out.view(), stream);
   EXPECT_TRUE(status.ok()) << status.ToString();
   EXPECT_TRUE(out.GuardsIntact());
   return out.ToHost();
@@ -316,7 +316,8 @@ TEST_F(AttentionTest, SegmentsOfAStepDoNotMeet) {
   const DeviceMatrix out = DeviceMatrix::Output(T, shape.QueryCols(), ActivationDType(), stream_, 3);
   DeviceArray<Segment> list(segments, stream_);
   ASSERT_TRUE(Attention(q_device.view(), k_device.view(), v_device.view(), {list.data(), list.size()},
-                        nullptr, cache.table(), cache.pool, mask, ScaleOf(shape), out.view(), stream_)
+                        nullptr, cache.table(), cache.pool, mask, ScaleOf(shape), Phase::kVerify, out.view(),
+                        stream_)
                   .ok());
   EXPECT_TRUE(BitEqual(out.ToHost(), want));
   EXPECT_TRUE(out.GuardsIntact());
@@ -347,6 +348,35 @@ TEST_F(AttentionTest, StoreWritesTheAcceptedRowsAndLoadReadsThemBack) {
   EXPECT_TRUE(BitEqual(load(0, 0, 9).first, unwritten));
 }
 
+// Several layers in one call, more than a launch takes: each gets its own rows.
+TEST_F(AttentionTest, StoresSeveralLayers) {
+  const Shape shape = {2, 2, 5};
+  std::vector<Sequence> sequences;
+  std::vector<Cache> caches;
+  std::vector<DeviceMatrix> rows;
+  std::vector<KeyValueRows> layers;
+  constexpr int64_t kLayers = 19;
+  for (uint32_t layer = 0; layer < kLayers; ++layer) {
+    sequences.emplace_back(shape, 16, 10 + layer, stream_);
+    caches.emplace_back(shape, 2, -5, stream_);
+    rows.push_back(DeviceMatrix::Activations(sequences.back().k, stream_, 1));
+    rows.push_back(DeviceMatrix::Activations(sequences.back().v, stream_, 2));
+  }
+  for (size_t layer = 0; layer < kLayers; ++layer) {
+    layers.push_back({rows[2 * layer].view(), rows[2 * layer + 1].view(), caches[layer].pool});
+  }
+  DeviceArray<Segment> segment({{1, 0, 16, 0}}, stream_);
+  DeviceArray<int32_t> accepted({11}, stream_);
+  ASSERT_TRUE(StoreKeyValues(layers, {segment.data(), 1}, accepted.data(), caches[0].table(), stream_).ok());
+  for (size_t layer = 0; layer < kLayers; ++layer) {
+    const DeviceMatrix k = DeviceMatrix::Output(11, shape.KeyCols(), ActivationDType(), stream_);
+    const DeviceMatrix v = DeviceMatrix::Output(11, shape.KeyCols(), ActivationDType(), stream_);
+    ASSERT_TRUE(LoadKeyValue(caches[layer].pool, caches[0].table(), 1, 0, k.view(), v.view(), stream_).ok());
+    ASSERT_TRUE(BitEqual(k.ToHost(), sequences[layer].k.Rows(0, 11))) << layer;
+    ASSERT_TRUE(BitEqual(v.ToHost(), sequences[layer].v.Rows(0, 11))) << layer;
+  }
+}
+
 TEST_F(AttentionTest, RefusesShapesThatDisagree) {
   const Shape shape = {4, 2, 8};
   Cache cache(shape, 1, 0, stream_);
@@ -359,7 +389,7 @@ TEST_F(AttentionTest, RefusesShapesThatDisagree) {
   const auto run = [&](const DeviceMatrix& q, const DeviceMatrix& k, AttentionMask mask, float scale,
                        SegmentList list) {
     return Attention(q.view(), k.view(), good_k.view(), list, nullptr, cache.table(), cache.pool, mask, scale,
-                     out.view(), stream_)
+                     Phase::kVerify, out.view(), stream_)
         .code();
   };
   const SegmentList list = {segment.data(), 1};

@@ -50,6 +50,31 @@ absl::Status GatedDeltaNetVerify(const GatedDeltaNetShape& shape, const GatedDel
   return backend::GatedDeltaNetVerify(shape, input, segments, pending, state, o, stream);
 }
 
+absl::Status GatedDeltaNetMixerVerify(const GatedDeltaNetShape& shape, const GatedDeltaNetInput& input,
+                                      const GatedDeltaNetSurroundings& around, SegmentList segments,
+                                      const PendingRecords& pending, const GatedDeltaNetState& state,
+                                      MatrixView convolved, MatrixView o, const Stream& stream) {
+  DFLASH_RETURN_IF_ERROR(CheckInput("GatedDeltaNetMixerVerify", shape, input, segments, state, o));
+  const int64_t rows = input.qkv.rows, channels = shape.QkvCols();
+  const ConvState& conv = around.conv_state;
+  const auto is = [&](const ConstMatrixView& view, int64_t view_rows, int64_t cols, bool or_f32) {
+    return IsWellFormed(view) && view.rows == view_rows && view.cols == cols &&
+           (view.dtype == ActivationDType() ||
+            (or_f32 && (view.dtype == DType::kF32 || view.dtype == DType::kBf16)));
+  };
+  if (conv.taps < 1 || conv.channels != channels || conv.slots < 0 ||
+      !is(around.conv_weight, channels, conv.taps, true) ||
+      !is(around.norm_weight, 1, shape.value_dim, true) || !is(around.z, rows, o.cols, false) ||
+      !is(convolved, rows, channels, false) || !(around.eps > 0)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "GatedDeltaNetMixerVerify: convolution ", Describe(around.conv_weight), " over ", conv.channels,
+        " channels, norm ", Describe(around.norm_weight), ", eps ", around.eps, ", z ", Describe(around.z),
+        ", scratch ", Describe(convolved), ", for ", rows, " rows of ", channels, " columns"));
+  }
+  return backend::GatedDeltaNetMixerVerify(shape, input, around, segments, pending, state, convolved, o,
+                                           stream);
+}
+
 absl::Status GatedDeltaNetPrefill(const GatedDeltaNetShape& shape, const GatedDeltaNetInput& input,
                                   SegmentList segments, const GatedDeltaNetState& state, MatrixView o,
                                   const Stream& stream) {

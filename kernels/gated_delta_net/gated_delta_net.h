@@ -15,7 +15,9 @@
 #include "absl/status/status.h"
 #include "base/matrix_view.h"
 #include "kernels/batch/segments.h"
+#include "kernels/causal_conv/causal_conv.h"
 #include "kernels/device/stream.h"
+#include "kernels/rms_norm/rms_norm.h"
 
 namespace dflash {
 
@@ -62,6 +64,24 @@ struct PendingRecords {
 absl::Status GatedDeltaNetVerify(const GatedDeltaNetShape& shape, const GatedDeltaNetInput& input,
                                  SegmentList segments, const PendingRecords& pending,
                                  const GatedDeltaNetState& state, MatrixView o, const Stream& stream);
+
+// What stands around the recurrence in a layer.
+struct GatedDeltaNetSurroundings {
+  ConstMatrixView conv_weight;  // as of CausalConv, channels = QkvCols()
+  ConvState conv_state;
+  ConstMatrixView norm_weight;  // as of GatedRmsNorm, one group per value head
+  ConstMatrixView z;
+  GateActivation gate = GateActivation::kSilu;
+  float eps = 0;
+};
+
+// VERIFY rows: CausalConv of input.qkv into `convolved`, GatedDeltaNetVerify of that, GatedRmsNorm of o in
+// place. The bits are those of the three calls. convolved: activation dtype [T, QkvCols()], scratch: what it
+// holds afterwards is not said. Errors: those of the three.
+absl::Status GatedDeltaNetMixerVerify(const GatedDeltaNetShape& shape, const GatedDeltaNetInput& input,
+                                      const GatedDeltaNetSurroundings& around, SegmentList segments,
+                                      const PendingRecords& pending, const GatedDeltaNetState& state,
+                                      MatrixView convolved, MatrixView o, const Stream& stream);
 
 // PREFILL rows: the closed chunk form on the absolute 64-token grid (a segment that starts or ends inside a
 // grid cell is a shorter chunk), S advanced to the end of the segment. The slot must have no pending records.

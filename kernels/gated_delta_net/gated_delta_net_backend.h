@@ -14,6 +14,11 @@ namespace dflash::backend {
 absl::Status GatedDeltaNetVerify(const GatedDeltaNetShape& shape, const GatedDeltaNetInput& input,
                                  SegmentList segments, const PendingRecords& pending,
                                  const GatedDeltaNetState& state, MatrixView o, const Stream& stream);
+// The three operations one after the other, or something with the same bits.
+absl::Status GatedDeltaNetMixerVerify(const GatedDeltaNetShape& shape, const GatedDeltaNetInput& input,
+                                      const GatedDeltaNetSurroundings& around, SegmentList segments,
+                                      const PendingRecords& pending, const GatedDeltaNetState& state,
+                                      MatrixView convolved, MatrixView o, const Stream& stream);
 absl::Status GatedDeltaNetPrefill(const GatedDeltaNetShape& shape, const GatedDeltaNetInput& input,
                                   SegmentList segments, const GatedDeltaNetState& state, MatrixView o,
                                   const Stream& stream);

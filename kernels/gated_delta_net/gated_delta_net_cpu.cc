@@ -218,6 +218,18 @@ absl::Status GatedDeltaNetVerify(const GatedDeltaNetShape& shape, const GatedDel
   return absl::OkStatus();
 }
 
+absl::Status GatedDeltaNetMixerVerify(const GatedDeltaNetShape& shape, const GatedDeltaNetInput& input,
+                                      const GatedDeltaNetSurroundings& around, SegmentList segments,
+                                      const PendingRecords& pending, const GatedDeltaNetState& state,
+                                      MatrixView convolved, MatrixView o, const Stream& stream) {
+  DFLASH_RETURN_IF_ERROR(
+      CausalConv(input.qkv, around.conv_weight, segments, around.conv_state, convolved, stream));
+  GatedDeltaNetInput inner = input;
+  inner.qkv = convolved;
+  DFLASH_RETURN_IF_ERROR(backend::GatedDeltaNetVerify(shape, inner, segments, pending, state, o, stream));
+  return GatedRmsNorm(o, around.norm_weight, around.z, around.gate, around.eps, o, stream);
+}
+
 absl::Status GatedDeltaNetPrefill(const GatedDeltaNetShape& shape, const GatedDeltaNetInput& input,
                                   SegmentList segments, const GatedDeltaNetState& state, MatrixView o,
                                   const Stream& stream) {

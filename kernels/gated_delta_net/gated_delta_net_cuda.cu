@@ -6,6 +6,7 @@
 #include "base/status.h"
 #include "kernels/device/cuda/cuda_status.h"
 #include "kernels/device/cuda/stream_cuda.h"
+#include "kernels/device/cuda/vector.cuh"
 #include "kernels/gated_delta_net/gated_delta_net_backend.h"
 
 namespace dflash::backend {
@@ -46,16 +47,89 @@ DeltaTask TaskOf(const GatedDeltaNetShape& shape, const GatedDeltaNetInput& inpu
   return task;
 }
 
+bool AlignedTo(ConstMatrixView view, int64_t bytes) {
+  return reinterpret_cast<uintptr_t>(view.data) % static_cast<uintptr_t>(bytes) == 0 &&
+         view.row_stride * SizeOf(view.dtype) % bytes == 0;
+}
+
+// Lays out the workspace of a verification and decides what may be read in pieces.
+absl::Status PlanVerify(const char* operation, const GatedDeltaNetShape& shape, ConstMatrixView qkv,
+                        ConstMatrixView v, const GatedDeltaNetState& state, const PendingRecords& pending,
+                        const CudaContext& context, DeltaTask& task) {
+  const int64_t rows = qkv.rows, key_cols = task.KeyCols();
+  const int64_t floats = DeltaScratchFloats(rows, key_cols, shape.key_heads, shape.value_heads);
+  if (floats * static_cast<int64_t>(sizeof(float)) > kWorkspaceBytes) {
+    return absl::UnimplementedError(absl::StrCat(operation, " on CUDA: ", rows, " rows in one call"));
+  }
+  task.q = static_cast<float*>(context.workspace);
+  task.key_query = task.q + rows * key_cols;
+  task.gates = task.key_query + rows * shape.key_heads;
+  task.v = Bf16RowsOf(v);
+  task.is_prepared = true;
+  task.pending_buffer = pending.buffer;
+  task.pending_count = pending.count;
+  task.inputs_vectorized =
+      IsVectorized(qkv) && shape.key_dim % kChunk == 0 && AlignedTo(v, 16) && v.cols % kChunk == 0;
+  task.floats_aligned = shape.key_dim % 4 == 0 && shape.RecordFloats() % 4 == 0 &&
+                        reinterpret_cast<uintptr_t>(state.records) % 16 == 0 &&
+                        reinterpret_cast<uintptr_t>(state.states) % 8 == 0 && shape.value_dim % kChunk == 0 &&
+                        AlignedTo(v, 16);
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status GatedDeltaNetVerify(const GatedDeltaNetShape& shape, const GatedDeltaNetInput& input,
                                  SegmentList segments, const PendingRecords& pending,
                                  const GatedDeltaNetState& state, MatrixView o, const Stream& stream) {
   DFLASH_RETURN_IF_ERROR(CheckSize("GatedDeltaNetVerify", shape, segments.count));
+  if (segments.count == 0 || input.qkv.rows == 0) return absl::OkStatus();
+  const CudaContext& context = CudaOf(stream);
   DeltaTask task = TaskOf(shape, input, segments, state, o);
-  task.pending_buffer = pending.buffer;
-  task.pending_count = pending.count;
-  return CudaStatus(LaunchDeltaVerify(task, segments.count, CudaOf(stream)), "GatedDeltaNetVerify");
+  const ConstMatrixView v = input.qkv.Cols(2 * task.KeyCols(), shape.value_heads * shape.value_dim);
+  DFLASH_RETURN_IF_ERROR(
+      PlanVerify("GatedDeltaNetVerify", shape, input.qkv, v, state, pending, context, task));
+  DFLASH_RETURN_IF_ERROR(
+      CudaStatus(LaunchDeltaPrepare(task, input.qkv.rows, context), "GatedDeltaNetVerify"));
+  return CudaStatus(LaunchDeltaVerify(task, segments.count, false, context), "GatedDeltaNetVerify");
+}
+
+absl::Status GatedDeltaNetMixerVerify(const GatedDeltaNetShape& shape, const GatedDeltaNetInput& input,
+                                      const GatedDeltaNetSurroundings& around, SegmentList segments,
+                                      const PendingRecords& pending, const GatedDeltaNetState& state,
+                                      MatrixView convolved, MatrixView o, const Stream& stream) {
+  const ConvState& conv = around.conv_state;
+  if (conv.taps != 4) {
+    DFLASH_RETURN_IF_ERROR(CausalConv(input.qkv, around.conv_weight, segments, conv, convolved, stream));
+    GatedDeltaNetInput inner = input;
+    inner.qkv = convolved;
+    DFLASH_RETURN_IF_ERROR(backend::GatedDeltaNetVerify(shape, inner, segments, pending, state, o, stream));
+    return GatedRmsNorm(o, around.norm_weight, around.z, around.gate, around.eps, o, stream);
+  }
+  constexpr const char* kName = "GatedDeltaNetMixerVerify";
+  DFLASH_RETURN_IF_ERROR(CheckSize(kName, shape, segments.count));
+  if (segments.count == 0 || input.qkv.rows == 0) return absl::OkStatus();
+  const CudaContext& context = CudaOf(stream);
+  DeltaTask task = TaskOf(shape, input, segments, state, o);
+  const ConstMatrixView v = convolved.Cols(2 * task.KeyCols(), shape.value_heads * shape.value_dim);
+  DFLASH_RETURN_IF_ERROR(PlanVerify(kName, shape, input.qkv, v, state, pending, context, task));
+  task.conv_taps = static_cast<int32_t>(conv.taps);
+  task.conv_weight = ParametersOf(around.conv_weight);
+  const bool dense = around.conv_weight.dtype == DType::kBf16 && around.conv_weight.row_stride == conv.taps &&
+                     reinterpret_cast<uintptr_t>(around.conv_weight.data) % 16 == 0;
+  task.conv_state = {static_cast<__nv_bfloat16*>(conv.data), conv.channels};
+  task.inputs_vectorized = task.inputs_vectorized && dense && conv.channels % kChunk == 0 &&
+                           reinterpret_cast<uintptr_t>(conv.data) % 16 == 0;
+  DFLASH_RETURN_IF_ERROR(CudaStatus(LaunchDeltaPrepare(task, input.qkv.rows, context), kName));
+  const bool with_norm = context.compute_capability == 90 && shape.value_dim == 128 && task.floats_aligned &&
+                         shape.key_dim == kMaxKeyDim && AlignedTo(around.z, 8) && AlignedTo(o, 8);
+  task.norm_weight = ParametersOf(around.norm_weight);
+  task.z = Bf16RowsOf(around.z);
+  task.norm_is_silu = around.gate == GateActivation::kSilu;
+  task.norm_eps = around.eps;
+  DFLASH_RETURN_IF_ERROR(CudaStatus(LaunchDeltaVerify(task, segments.count, with_norm, context), kName));
+  if (with_norm) return absl::OkStatus();
+  return GatedRmsNorm(o, around.norm_weight, around.z, around.gate, around.eps, o, stream);
 }
 
 absl::Status GatedDeltaNetPrefill(const GatedDeltaNetShape& shape, const GatedDeltaNetInput& input,
@@ -75,7 +149,7 @@ absl::Status GatedDeltaNetFold(const GatedDeltaNetShape& shape, const int32_t* s
   task.fold_slots = slots;
   task.pending_buffer = pending.buffer;
   task.pending_count = pending.count;
-  return CudaStatus(LaunchDeltaVerify(task, slot_count, CudaOf(stream)), "GatedDeltaNetFold");
+  return CudaStatus(LaunchDeltaVerify(task, slot_count, false, CudaOf(stream)), "GatedDeltaNetFold");
 }
 
 }  // namespace dflash::backend

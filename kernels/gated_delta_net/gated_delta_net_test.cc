@@ -293,6 +293,82 @@ TEST_F(GatedDeltaNetTest, SegmentsOfAStepDoNotMeet) {
   }
 }
 
+// One operation for what stands around the recurrence, or four: the same bits, for any cut, with rows of
+// nobody and records to fold.
+TEST_F(GatedDeltaNetTest, MixerVerifyEqualsItsParts) {
+  for (const GatedDeltaNetShape& shape : {kShapes[0], kShapes[2], GatedDeltaNetShape{2, 6, 128, 128}}) {
+    for (int64_t taps : {4, 3}) {
+      for (int64_t extra_stride : {0, 1}) {
+        SCOPED_TRACE(testing::Message() << shape.key_dim << " x " << shape.value_dim << ", " << taps
+                                        << " taps, stride +" << extra_stride);
+        constexpr int64_t kSlots = 3, kRows = 44, kMaxRows = 20;
+        const Sequence s(shape, kRows, 12, stream_);
+        const int64_t channels = shape.QkvCols(), cols = shape.value_heads * shape.value_dim;
+        const auto activations = [&](int64_t rows, int64_t columns, uint32_t seed) {
+          return DeviceMatrix::Activations(RandomMatrix<float>(rows, columns, seed, -1, 1), stream_,
+                                           extra_stride);
+        };
+        const DeviceMatrix qkv = DeviceMatrix::Activations(s.qkv, stream_, extra_stride),
+                           beta = DeviceMatrix::Activations(s.beta, stream_, extra_stride),
+                           decay = DeviceMatrix::Activations(s.decay, stream_, extra_stride);
+        const DeviceMatrix conv_weight = activations(channels, taps, 60), z = activations(kRows, cols, 61);
+        const DeviceMatrix norm_weight = activations(1, shape.value_dim, 62);
+        const DeviceMatrix history =
+            DeviceMatrix::Activations(RandomMatrix<float>(kSlots * (taps - 1), channels, 63, -1, 1), stream_);
+        DeviceArray<float> a_log(s.a_log.values, stream_), dt_bias(s.dt_bias.values, stream_);
+        // Before: slot 0 has nothing pending, slot 1 all, slot 2 some.
+        DeviceArray<int32_t> buffer({0, 1, 0}, stream_), count({0, kMaxRows, 5}, stream_);
+        DeviceArray<Segment> segments({{1, 2, 16, 100}, {2, 18, 0, 7}, {0, 20, 1, 3}, {2, 22, 20, 9}},
+                                      stream_);
+        const SegmentList list = {segments.data(), segments.size()};
+        const ConvState conv = {history.view().data, kSlots, taps, channels};
+        const GatedDeltaNetInput raw = {qkv.view(), beta.view(), decay.view(), a_log.data(), dt_bias.data()};
+        HostMatrix<float> o[2];
+        std::vector<float> states_after[2], records_after[2];
+        for (bool together : {false, true}) {
+          DeviceArray<float> states(RandomMatrix<float>(1, kSlots * shape.StateFloats(), 64, -1, 1).values,
+                                    stream_);
+          DeviceArray<float> records(
+              RandomMatrix<float>(1, kSlots * 2 * kMaxRows * shape.RecordFloats(), 65, -0.25f, 0.25f).values,
+              stream_);
+          const GatedDeltaNetState state = {states.data(), records.data(), kSlots, kMaxRows};
+          const PendingRecords pending = {buffer.data(), count.data()};
+          const DeviceMatrix convolved =
+              DeviceMatrix::Output(kRows, channels, ActivationDType(), stream_, extra_stride);
+          const DeviceMatrix out =
+              DeviceMatrix::Output(kRows, cols, ActivationDType(), stream_, extra_stride);
+          if (together) {
+            ASSERT_TRUE(GatedDeltaNetMixerVerify(shape, raw,
+                                                 {conv_weight.view(), conv, norm_weight.view(), z.view(),
+                                                  GateActivation::kSilu, 1e-6f},
+                                                 list, pending, state, convolved.view(), out.view(), stream_)
+                            .ok());
+          } else {
+            ASSERT_TRUE(
+                CausalConv(qkv.view(), conv_weight.view(), list, conv, convolved.view(), stream_).ok());
+            GatedDeltaNetInput input = raw;
+            input.qkv = convolved.view();
+            ASSERT_TRUE(GatedDeltaNetVerify(shape, input, list, pending, state, out.view(), stream_).ok());
+            ASSERT_TRUE(GatedRmsNorm(out.view(), norm_weight.view(), z.view(), GateActivation::kSilu, 1e-6f,
+                                     out.view(), stream_)
+                            .ok());
+          }
+          EXPECT_TRUE(out.GuardsIntact());
+          EXPECT_TRUE(convolved.GuardsIntact());
+          o[together] = out.ToHost();
+          states_after[together] = states.ToHost();
+          records_after[together] = records.ToHost();
+        }
+        for (const auto& [first, rows] : {std::pair(2, 16), {20, 1}, {22, 20}}) {
+          EXPECT_TRUE(BitEqual(o[1].Rows(first, rows), o[0].Rows(first, rows)));
+        }
+        EXPECT_EQ(states_after[1], states_after[0]);
+        EXPECT_EQ(records_after[1], records_after[0]);
+      }
+    }
+  }
+}
+
 TEST_F(GatedDeltaNetTest, RefusesShapesThatDisagree) {
   const GatedDeltaNetShape good = {1, 2, 4, 3};
   DeviceArray<float> states(std::vector<float>(static_cast<size_t>(good.StateFloats())), stream_);

@@ -1,42 +1,36 @@
 // VERIFY rows: folds pending records into the state, then runs the recurrence token after token with the
-// state in registers.
+// state in registers. q, k and the gates come from gated_delta_net_prepare.cu.
 //
-//   grid    (slices of 64 value columns, value heads, segments)
-//   block   8 warps of 8 columns each. A thread holds 2 columns of S at 4 * kParts keys: keys 32 j + 4 p .. +
+//   grid    (slices of 32 value columns, value heads, segments); with the norm, the slices of a head are a
+//           cluster
+//   block   4 warps of 8 columns each. A thread holds 2 columns of S at 4 * kParts keys: keys 32 j + 4 p .. +
 //   3,
 //           p = lane mod 8. Sums over keys: ascending in the thread, then over the 8 threads of a column pair
-//   shared  up to 16 rows at a time: normalized q and k, v, gates; the same of the records
+//   shared  up to 16 rows at a time: q, k, v, gates; k, c and decay of up to 16 records; outputs of 16 rows
 //
-// Bytes: S once in and, with records pending, once out: 2 x 64 KiB per head of 128 x 128.
+// Bytes: S once in and, with records pending, once out: 2 x 64 KiB per head of 128 x 128. S and the records
+// were there before the preparing kernel, so they are read, and folded, while that still runs.
 #include "kernels/device/cuda/launch.cuh"
+#include "kernels/device/cuda/ptx.cuh"
+#include "kernels/device/cuda/shared_tile.cuh"
 #include "kernels/gated_delta_net/gated_delta_net_gates.cuh"
+#include "kernels/gated_delta_net/gated_delta_net_records.cuh"
 
 namespace dflash {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kWarps = kThreads / 32;
-constexpr int kSlice = 64;       // columns of a block
+constexpr int kThreads = 128;
+constexpr int kSlice = 32;       // columns of a block
 constexpr int kRowsAtOnce = 16;  // in shared memory
-
-// A record, field by field.
-struct Record {
-  float* k;  // [key_heads, key_dim]
-  float* c;  // [value_heads, value_dim]
-  float* g;  // [value_heads]
-};
-
-__device__ __forceinline__ Record RecordAt(const DeltaTask& task, int64_t slot, int64_t buffer, int64_t row) {
-  float* base = task.records + ((slot * 2 + buffer) * task.max_rows + row) * task.record_floats;
-  float* c = base + task.KeyCols();
-  return {base, c, c + int64_t{task.value_heads} * task.value_dim};
-}
+constexpr int kNormSlices = 4;   // of a head of 128 columns
+constexpr int kNormChunks = 16;  // the norm adds up eight columns at a time, as GatedRmsNorm does
+static_assert(kNormSlices * kSlice == kNormChunks * kChunk);
 
 template <int kParts>
 struct SharedRows {
   float k[kRowsAtOnce][32 * kParts];
   float q[kRowsAtOnce][32 * kParts];
-  float v[kRowsAtOnce][kSlice];
+  __nv_bfloat16 v[kRowsAtOnce][kSlice];
   float beta[kRowsAtOnce], decay[kRowsAtOnce], key_query[kRowsAtOnce];
 };
 template <int kParts>
@@ -45,83 +39,102 @@ struct SharedRecords {
   float c[kRowsAtOnce][kSlice];
   float decay[kRowsAtOnce];
 };
+struct SharedOutputs {
+  float o[kRowsAtOnce][kSlice];             // rounded to bf16
+  float squares[kRowsAtOnce][kNormChunks];  // of all columns of the head
+};
 
-template <int kParts>
-__device__ __forceinline__ void StageRecords(const DeltaTask& task, int64_t slot, int64_t buffer, int first,
-                                             int count, int32_t head, int32_t key_head, int32_t first_column,
+// Where a block works.
+struct Place {
+  int64_t slot, buffer;
+  int32_t head, key_head, first_column;
+};
+
+// Starts copying `cols` floats of each of `count` rows into rows of kCols floats, zeros behind them.
+template <bool kAligned, int kCols, typename RowAt>
+__device__ __forceinline__ void StageFloats(int count, int cols, const RowAt& row_at, float* to) {
+  if constexpr (kAligned) {
+    constexpr int kPieces = kCols / 4;
+#pragma unroll
+    for (int i = 0; i < (kRowsAtOnce * kPieces + kThreads - 1) / kThreads; ++i) {
+      const int index = static_cast<int>(threadIdx.x) + i * kThreads, r = index / kPieces;
+      const int column = index % kPieces * 4;
+      if (r >= count) break;
+      const bool exists = column < cols;
+      ptx::CopyAsync16(ptx::SharedAddress(to + r * kCols + column), row_at(r) + (exists ? column : 0),
+                       exists);
+    }
+  } else {
+    for (int index = static_cast<int>(threadIdx.x); index < count * kCols; index += kThreads) {
+      const int r = index / kCols, column = index % kCols;
+      to[index] = column < cols ? row_at(r)[column] : 0.0f;
+    }
+  }
+}
+
+// Starts copying records [first, first + count) of the place's pending buffer.
+template <int kParts, bool kAligned>
+__device__ __forceinline__ void StageRecords(const DeltaTask& task, const Place& place, int first, int count,
                                              SharedRecords<kParts>& shared) {
-  for (int i = static_cast<int>(threadIdx.x); i < count * 32 * kParts; i += kThreads) {
-    const int r = i / (32 * kParts), d = i % (32 * kParts);
-    const Record record = RecordAt(task, slot, buffer, first + r);
-    shared.k[r][d] = d < task.key_dim ? record.k[int64_t{key_head} * task.key_dim + d] : 0.0f;
+  const auto record = [&](int r) { return RecordAt(task, place.slot, place.buffer, first + r); };
+  StageFloats<kAligned, 32 * kParts>(
+      count, task.key_dim, [&](int r) { return record(r).k + int64_t{place.key_head} * task.key_dim; },
+      &shared.k[0][0]);
+  StageFloats<kAligned, kSlice>(
+      count, min(kSlice, task.value_dim - place.first_column),
+      [&](int r) { return record(r).c + int64_t{place.head} * task.value_dim + place.first_column; },
+      &shared.c[0][0]);
+  const auto r = static_cast<int>(threadIdx.x);
+  if (r < count) shared.decay[r] = ExpF32(record(r).g[place.head]);
+}
+
+// Starts copying rows [first, first + count) of the segment. `place.buffer` is the one that is not pending.
+template <int kParts, bool kAligned>
+__device__ __forceinline__ void StageRows(const DeltaTask& task, const Segment& segment, const Place& place,
+                                          int first, int count, SharedRows<kParts>& shared) {
+  const int64_t row = segment.first_row + first;
+  StageFloats<kAligned, 32 * kParts>(
+      count, task.key_dim,
+      [&](int r) {
+        return RecordAt(task, place.slot, place.buffer, first + r).k + int64_t{place.key_head} * task.key_dim;
+      },
+      &shared.k[0][0]);
+  StageFloats<kAligned, 32 * kParts>(
+      count, task.key_dim,
+      [&](int r) { return task.q + (row + r) * task.KeyCols() + int64_t{place.key_head} * task.key_dim; },
+      &shared.q[0][0]);
+  const int64_t first_value = int64_t{place.head} * task.value_dim + place.first_column;
+  const auto t = static_cast<int>(threadIdx.x);
+  if constexpr (kAligned) {
+    constexpr int kPieces = kSlice / kChunk;
+    const int r = t / kPieces, column = t % kPieces * kChunk;
+    if (r < min(count, kRowsAtOnce)) {
+      const bool exists = place.first_column + column < task.value_dim;
+      ptx::CopyAsync16(ptx::SharedAddress(&shared.v[r][column]),
+                       task.v.Row(row + r) + first_value + (exists ? column : 0), exists);
+    }
+  } else {
+    for (int i = t; i < count * kSlice; i += kThreads) {
+      const int r = i / kSlice, column = i % kSlice;
+      shared.v[r][column] = place.first_column + column < task.value_dim
+                                ? task.v.Row(row + r)[first_value + column]
+                                : __float2bfloat16_rn(0.0f);
+    }
   }
-  for (int i = static_cast<int>(threadIdx.x); i < count * kSlice; i += kThreads) {
-    const int r = i / kSlice, column = first_column + i % kSlice;
-    const Record record = RecordAt(task, slot, buffer, first + r);
-    shared.c[r][i % kSlice] =
-        column < task.value_dim ? record.c[int64_t{head} * task.value_dim + column] : 0.0f;
-  }
-  if (static_cast<int>(threadIdx.x) < count) {
-    shared.decay[threadIdx.x] =
-        ExpF32(RecordAt(task, slot, buffer, first + static_cast<int>(threadIdx.x)).g[head]);
+  if (t < count) {
+    const float* gates = task.gates + (row + t) * 2 * task.value_heads + place.head;
+    ptx::CopyAsync4(ptx::SharedAddress(&shared.beta[t]), gates);
+    ptx::CopyAsync4(ptx::SharedAddress(&shared.decay[t]), gates + task.value_heads);
+    ptx::CopyAsync4(ptx::SharedAddress(&shared.key_query[t]),
+                    task.key_query + (row + t) * task.key_heads + place.key_head);
   }
 }
 
-// Normalizes, computes the gates, and writes what of the records does not depend on S.
-template <int kParts>
-__device__ __forceinline__ void StageRows(const DeltaTask& task, const Segment& segment, int64_t buffer,
-                                          int first, int count, int32_t head, int32_t key_head,
-                                          int32_t first_column, SharedRows<kParts>& shared) {
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const int32_t group = task.value_heads / task.key_heads;
-  for (int r = warp; r < count; r += kWarps) {
-    const int64_t row = segment.first_row + first + r;
-    const __nv_bfloat16* q_row = task.qkv.Row(row) + int64_t{key_head} * task.key_dim;
-    const __nv_bfloat16* k_row = q_row + task.KeyCols();
-    float q[kParts], k[kParts], q_sum = 0, k_sum = 0;
-#pragma unroll
-    for (int i = 0; i < kParts; ++i) {
-      const int d = lane + 32 * i;
-      q[i] = d < task.key_dim ? __bfloat162float(q_row[d]) : 0.0f;
-      k[i] = d < task.key_dim ? __bfloat162float(k_row[d]) : 0.0f;
-      q_sum = fmaf(q[i], q[i], q_sum);
-      k_sum = fmaf(k[i], k[i], k_sum);
-    }
-    const float q_factor = task.query_scale / sqrtf(WarpSum(q_sum) + 1e-6f);
-    const float k_factor = 1.0f / sqrtf(WarpSum(k_sum) + 1e-6f);
-    const Record record = RecordAt(task, segment.slot, buffer, first + r);
-    const bool writes_key = head % group == 0 && first_column == 0;
-    float dot = 0;
-#pragma unroll
-    for (int i = 0; i < kParts; ++i) {
-      const int d = lane + 32 * i;
-      q[i] *= q_factor;
-      k[i] *= k_factor;
-      dot = fmaf(k[i], q[i], dot);
-      shared.q[r][d] = q[i];
-      shared.k[r][d] = k[i];
-      if (writes_key && d < task.key_dim) record.k[int64_t{key_head} * task.key_dim + d] = k[i];
-    }
-    dot = WarpSum(dot);
-    const Gates gates = GatesOf(task, row, head);
-    if (lane == 0) {
-      shared.key_query[r] = dot;
-      shared.beta[r] = gates.beta;
-      shared.decay[r] = ExpF32(gates.g);
-      if (first_column == 0) record.g[head] = gates.g;
-    }
-  }
-  for (int i = static_cast<int>(threadIdx.x); i < count * kSlice; i += kThreads) {
-    const int r = i / kSlice, column = first_column + i % kSlice;
-    const __nv_bfloat16* v_row =
-        task.qkv.Row(segment.first_row + first + r) + 2 * task.KeyCols() + int64_t{head} * task.value_dim;
-    shared.v[r][i % kSlice] = column < task.value_dim ? __bfloat162float(v_row[column]) : 0.0f;
-  }
-}
-
-// The sum over the 8 threads that share columns, the same order in all of them.
-__device__ __forceinline__ float SumOfColumn(float value) {
-  value += __shfl_xor_sync(0xffffffffu, value, 1);
+// Of two columns' parts in each of 8 threads the sums: threads of even rank get the first column's, odd ones
+// the second's. The same order for both.
+__device__ __forceinline__ float SumOfOwnColumn(const float (&parts)[2], bool odd) {
+  float value = odd ? parts[1] : parts[0];
+  value += __shfl_xor_sync(0xffffffffu, odd ? parts[0] : parts[1], 1);
   value += __shfl_xor_sync(0xffffffffu, value, 2);
   return value + __shfl_xor_sync(0xffffffffu, value, 4);
 }
@@ -148,91 +161,140 @@ __device__ __forceinline__ void Update(const float (&k)[4 * kParts], const float
   }
 }
 
-template <int kParts>
-__global__ void __launch_bounds__(kThreads, 2) DeltaVerifyKernel(const DeltaTask task) {
-  __shared__ __align__(16) SharedRows<kParts> rows;
-  __shared__ __align__(16) SharedRecords<kParts> records;
-  LetNextKernelStart();
-  WaitForPreviousKernel();
-  Segment segment;
-  if (task.fold_slots != nullptr) {
-    segment = {.slot = task.fold_slots[blockIdx.z]};
-  } else {
-    segment = task.segments[blockIdx.z];
-  }
-  const int row_count = min(segment.row_count, task.max_rows);
-  const int record_count = min(task.pending_count[segment.slot], task.max_rows);
-  const int64_t pending = task.pending_buffer[segment.slot], fresh = 1 - pending;
-  if (row_count <= 0 && record_count <= 0) return;
+// A thread's columns of S in memory.
+template <int kParts, bool kAligned>
+struct StateSlice {
+  float* first;  // of column `column`
+  int part;
+  int32_t key_dim, value_dim;
+  bool has[2];
 
-  const auto head = static_cast<int32_t>(blockIdx.y);
-  const int32_t key_head = head / (task.value_heads / task.key_heads);
-  const auto first_column = static_cast<int32_t>(blockIdx.x) * kSlice;
-  const int lane = static_cast<int>(threadIdx.x) % 32, part = lane % 8;
-  const int own = static_cast<int>(threadIdx.x) / 32 * 8 + lane / 8 * 2;  // first of the thread's two columns
-  const int32_t column = first_column + own;
-  const bool has[2] = {column < task.value_dim, column + 1 < task.value_dim};
-  const bool pairs = task.value_dim % 2 == 0;  // both columns exist or none, aligned to 8 bytes in S
-
-  float* state =
-      task.states + (int64_t{segment.slot} * task.value_heads + head) * task.key_dim * task.value_dim;
-  float S[2][4 * kParts];
-#pragma unroll
-  for (int i = 0; i < 4 * kParts; ++i) {
-    const int d = i / 4 * 32 + 4 * part + i % 4;
-    const float* from = state + int64_t{d} * task.value_dim + column;
-    float2 two = make_float2(0, 0);
-    if (d < task.key_dim) {
-      if (pairs) {
-        if (has[0]) two = *reinterpret_cast<const float2*>(from);
-      } else {
-        if (has[0]) two.x = from[0];
-        if (has[1]) two.y = from[1];
-      }
-    }
-    S[0][i] = two.x;
-    S[1][i] = two.y;
-  }
-
-  for (int first = 0; first < record_count; first += kRowsAtOnce) {
-    const int count = min(record_count - first, kRowsAtOnce);
-    if (first > 0) __syncthreads();
-    StageRecords<kParts>(task, segment.slot, pending, first, count, head, key_head, first_column, records);
-    // The first rows too: one barrier fewer.
-    if (first == 0) {
-      StageRows<kParts>(task, segment, fresh, 0, min(row_count, kRowsAtOnce), head, key_head, first_column,
-                        rows);
-    }
-    __syncthreads();
-    for (int r = 0; r < count; ++r) {
-      float k[4 * kParts];
-      ReadPart<kParts>(records.k[r], part, k);
-      const float c[2] = {records.c[r][own], records.c[r][own + 1]};
-      Update<kParts>(k, c, records.decay[r], S);
-    }
-  }
-  if (record_count > 0) {
+  template <typename F>
+  __device__ __forceinline__ void ForKeys(const F& f) const {
 #pragma unroll
     for (int i = 0; i < 4 * kParts; ++i) {
       const int d = i / 4 * 32 + 4 * part + i % 4;
-      float* to = state + int64_t{d} * task.value_dim + column;
-      if (d >= task.key_dim) continue;
-      if (pairs) {
+      if (d < key_dim) f(i, first + int64_t{d} * value_dim);
+    }
+  }
+  __device__ __forceinline__ void Read(float (&S)[2][4 * kParts]) const {
+#pragma unroll
+    for (int i = 0; i < 4 * kParts; ++i) S[0][i] = S[1][i] = 0;
+    ForKeys([&](int i, const float* from) {
+      if constexpr (kAligned) {
+        if (!has[0]) return;
+        const float2 two = *reinterpret_cast<const float2*>(from);
+        S[0][i] = two.x;
+        S[1][i] = two.y;
+      } else {
+        if (has[0]) S[0][i] = from[0];
+        if (has[1]) S[1][i] = from[1];
+      }
+    });
+  }
+  __device__ __forceinline__ void Write(const float (&S)[2][4 * kParts]) const {
+    ForKeys([&](int i, float* to) {
+      if constexpr (kAligned) {
         if (has[0]) *reinterpret_cast<float2*>(to) = make_float2(S[0][i], S[1][i]);
       } else {
         if (has[0]) to[0] = S[0][i];
         if (has[1]) to[1] = S[1][i];
       }
+    });
+  }
+};
+
+// What a thread normalizes: 4 neighbouring columns of one of the 16 rows.
+struct NormInputs {
+  uint2 z;
+  float weight[4];
+};
+
+template <int kParts, bool kAligned, bool kNorm>
+__global__ void __launch_bounds__(kThreads, 4) DeltaVerifyKernel(const DeltaTask task) {
+  __shared__ __align__(16) SharedRows<kParts> rows;
+  __shared__ __align__(16) SharedRecords<kParts> records;
+  __shared__ __align__(16) SharedOutputs outputs;
+  LetNextKernelStart();
+  if (!task.is_prepared) WaitForPreviousKernel();
+  Segment segment = {};
+  if (task.fold_slots != nullptr) {
+    segment.slot = task.fold_slots[blockIdx.z];
+  } else {
+    segment = task.segments[blockIdx.z];
+  }
+  const int row_count = min(segment.row_count, task.max_rows);
+  const int record_count = min(task.pending_count[segment.slot], task.max_rows);
+  const int64_t pending = task.pending_buffer[segment.slot];
+  if (row_count <= 0 && record_count <= 0) {
+    if (task.is_prepared) WaitForPreviousKernel();  // who waits for this kernel waits for that one too
+    return;
+  }
+  if constexpr (kNorm) ptx::ClusterArrive();  // that all blocks run
+
+  Place place;
+  place.slot = segment.slot;
+  place.buffer = pending;
+  place.head = static_cast<int32_t>(blockIdx.y);
+  place.key_head = place.head / (task.value_heads / task.key_heads);
+  place.first_column = static_cast<int32_t>(blockIdx.x) * kSlice;
+  const int lane = static_cast<int>(threadIdx.x) % 32, part = lane % 8;
+  const int own = static_cast<int>(threadIdx.x) / 32 * 8 + lane / 8 * 2;  // first of the thread's two columns
+  const int32_t column = place.first_column + own;
+  const StateSlice<kParts, kAligned> slice = {
+      task.states + (int64_t{segment.slot} * task.value_heads + place.head) * task.key_dim * task.value_dim +
+          column,
+      part,
+      task.key_dim,
+      task.value_dim,
+      {column < task.value_dim, column + 1 < task.value_dim}};
+  float S[2][4 * kParts];
+  slice.Read(S);
+
+  for (int first = 0; first < record_count; first += kRowsAtOnce) {
+    const int count = min(record_count - first, kRowsAtOnce);
+    if (first > 0) __syncthreads();
+    StageRecords<kParts, kAligned>(task, place, first, count, records);
+    ptx::CopyAsyncCommit();
+    ptx::CopyAsyncWait<0>();
+    __syncthreads();
+    for (int r = 0; r < count; ++r) {
+      float k[4 * kParts];
+      ReadPart<kParts>(records.k[r], part, k);
+      const float2 c_pair = *reinterpret_cast<const float2*>(&records.c[r][own]);
+      const float c[2] = {c_pair.x, c_pair.y};
+      Update<kParts>(k, c, records.decay[r], S);
     }
   }
-
+  if (record_count > 0) slice.Write(S);
+  if (task.is_prepared) WaitForPreviousKernel();
+  if (row_count <= 0) return;
+  place.buffer = 1 - pending;
   for (int first = 0; first < row_count; first += kRowsAtOnce) {
     const int count = min(row_count - first, kRowsAtOnce);
-    if (first > 0 || record_count <= 0) {
-      if (first > 0) __syncthreads();
-      StageRows<kParts>(task, segment, fresh, first, count, head, key_head, first_column, rows);
-      __syncthreads();
+    if (first > 0) __syncthreads();
+    StageRows<kParts, kAligned>(task, segment, place, first, count, rows);
+    ptx::CopyAsyncCommit();
+    const int norm_row = static_cast<int>(threadIdx.x) / 8,
+              norm_column = static_cast<int>(threadIdx.x) % 8 * 4;
+    const int64_t norm_at = int64_t{place.head} * task.value_dim + place.first_column + norm_column;
+    NormInputs norm = {};
+    if constexpr (kNorm) {
+      if (norm_row < count) {
+        norm.z = *reinterpret_cast<const uint2*>(task.z.Row(segment.first_row + first + norm_row) + norm_at);
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        norm.weight[i] = 0.0f + task.norm_weight.At(0, place.first_column + norm_column + i);
     }
+    ptx::CopyAsyncWait<0>();
+    __syncthreads();
+    // Two of the eight threads of a column pair write, one column each.
+    const bool odd = part % 2 != 0, writes = part < 2 && (odd ? slice.has[1] : slice.has[0]);
+    const int64_t to = int64_t{place.head} * task.value_dim + column + part;
+    float* c_to = RecordAt(task, place.slot, place.buffer, first).c + to;
+    __nv_bfloat16* o_to = task.o.Row(segment.first_row + first) + to;
+#pragma unroll 1
     for (int r = 0; r < count; ++r) {
       float k[4 * kParts], q[4 * kParts];
       ReadPart<kParts>(rows.k[r], part, k);
@@ -247,31 +309,102 @@ __global__ void __launch_bounds__(kThreads, 2) DeltaVerifyKernel(const DeltaTask
         }
       }
       const float decay = rows.decay[r], beta = rows.beta[r], key_query = rows.key_query[r];
-      float c[2];
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        c[e] = beta * fmaf(-decay, SumOfColumn(seen[e]), rows.v[r][own + e]);
-        out[e] = fmaf(key_query, c[e], decay * SumOfColumn(out[e]));
-      }
-      if (part < 2 && (part == 0 ? has[0] : has[1])) {  // one of the two columns each
-        const int64_t at = int64_t{head} * task.value_dim + column + part;
-        RecordAt(task, segment.slot, fresh, first + r).c[at] = part == 0 ? c[0] : c[1];
-        task.o.Row(segment.first_row + first + r)[at] = __float2bfloat16_rn(part == 0 ? out[0] : out[1]);
-      }
+      const float own_c =
+          beta * fmaf(-decay, SumOfOwnColumn(seen, odd), __bfloat162float(rows.v[r][own + (odd ? 1 : 0)]));
+      const float other_c = __shfl_xor_sync(0xffffffffu, own_c, 1);
+      const float c[2] = {odd ? other_c : own_c, odd ? own_c : other_c};
       if (first + r + 1 < row_count) Update<kParts>(k, c, decay, S);
+      const float own_out = fmaf(key_query, own_c, decay * SumOfOwnColumn(out, odd));
+      if (writes) {
+        *c_to = own_c;
+        if constexpr (kNorm) {
+          outputs.o[r][own + part] = Rounded(own_out);
+        } else {
+          *o_to = __float2bfloat16_rn(own_out);
+        }
+      }
+      c_to += task.record_floats;
+      o_to += task.o.stride;
+    }
+    if constexpr (kNorm) {
+      __syncthreads();
+      const int r = static_cast<int>(threadIdx.x) / (kSlice / kChunk);
+      const int chunk = static_cast<int>(threadIdx.x) % (kSlice / kChunk);
+      if (first == 0) ptx::ClusterWait();
+      if (r < count) {
+        float sum = 0;
+#pragma unroll
+        for (int i = 0; i < kChunk; ++i) {
+          const float value = outputs.o[r][chunk * kChunk + i];
+          sum = fmaf(value, value, sum);
+        }
+        const int place_of_sum = static_cast<int>(blockIdx.x) * (kSlice / kChunk) + chunk;
+        const uint32_t address = ptx::SharedAddress(&outputs.squares[r][place_of_sum]);
+#pragma unroll
+        for (uint32_t rank = 0; rank < kNormSlices; ++rank) ptx::StoreToRank(address, rank, sum);
+      }
+      ptx::ClusterArrive();
+      ptx::ClusterWait();
+      if (norm_row < count) {
+        // The order of GatedRmsNorm: over 16 threads, at distances 8, 4, 2, 1.
+        float sums[kNormChunks];
+#pragma unroll
+        for (int i = 0; i < kNormChunks; ++i) sums[i] = outputs.squares[norm_row][i];
+#pragma unroll
+        for (int level = 0; level < 4; ++level) {
+#pragma unroll
+          for (int i = 0; i < kNormChunks / 2; ++i) {
+            const int distance = kNormChunks / 2 >> level;
+            if (i < distance) sums[i] += sums[i + distance];
+          }
+        }
+        const float scale = 1.0f / sqrtf(sums[0] / static_cast<float>(task.value_dim) + task.norm_eps);
+        const float z[4] = {__uint_as_float(norm.z.x << 16), __uint_as_float(norm.z.x & 0xffff0000u),
+                            __uint_as_float(norm.z.y << 16), __uint_as_float(norm.z.y & 0xffff0000u)};
+        float values[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float gate = task.norm_is_silu ? SiluF32(z[i]) : SigmoidF32(z[i]);
+          values[i] = outputs.o[norm_row][norm_column + i] * scale * norm.weight[i] * gate;
+        }
+        *reinterpret_cast<uint2*>(task.o.Row(segment.first_row + first + norm_row) + norm_at) =
+            make_uint2(PackBf16(values[0], values[1]), PackBf16(values[2], values[3]));
+      }
+      if (first + count < row_count) {  // before the sums are overwritten
+        ptx::ClusterArrive();
+        ptx::ClusterWait();
+      }
     }
   }
 }
 
 }  // namespace
 
-cudaError_t LaunchDeltaVerify(const DeltaTask& task, int64_t count, const CudaContext& context) {
+cudaError_t LaunchDeltaVerify(const DeltaTask& task, int64_t count, bool with_norm,
+                              const CudaContext& context) {
   if (count == 0) return cudaSuccess;
-  const LaunchShape shape = {.grid = Grid(CeilDiv(task.value_dim, kSlice), task.value_heads, count),
-                             .block = dim3(kThreads)};
-  if (task.key_dim <= 32) return Launch(context, shape, DeltaVerifyKernel<1>, task);
-  if (task.key_dim <= 64) return Launch(context, shape, DeltaVerifyKernel<2>, task);
-  return Launch(context, shape, DeltaVerifyKernel<4>, task);
+  // Blocks of a cluster come to lie on the same multiprocessor if they fit. While there are few, two must be
+  // enough for one: unused shared memory keeps others away.
+  constexpr int kApart = 48 * 1024;
+  LaunchShape shape = {.grid = Grid(CeilDiv(task.value_dim, kSlice), task.value_heads, count),
+                       .block = dim3(kThreads)};
+  if (with_norm) {
+    shape.cluster = kNormSlices;
+    if (kNormSlices * task.value_heads * count <= 2 * int64_t{context.multiprocessors}) {
+      shape.shared_bytes = kApart;
+      const cudaError_t error = cudaFuncSetAttribute(DeltaVerifyKernel<4, true, true>,
+                                                     cudaFuncAttributeMaxDynamicSharedMemorySize, kApart);
+      if (error != cudaSuccess) return error;
+    }
+    return Launch(context, shape, DeltaVerifyKernel<4, true, true>, task);
+  }
+  const bool aligned = task.is_prepared && task.floats_aligned;
+  const int parts = task.key_dim <= 32 ? 1 : task.key_dim <= 64 ? 2 : 4;
+  const auto kernel =
+      parts == 1   ? (aligned ? DeltaVerifyKernel<1, true, false> : DeltaVerifyKernel<1, false, false>)
+      : parts == 2 ? (aligned ? DeltaVerifyKernel<2, true, false> : DeltaVerifyKernel<2, false, false>)
+                   : (aligned ? DeltaVerifyKernel<4, true, false> : DeltaVerifyKernel<4, false, false>);
+  return Launch(context, shape, kernel, task);
 }
 
 }  // namespace dflash

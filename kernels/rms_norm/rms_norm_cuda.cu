@@ -52,6 +52,13 @@ __global__ void NormKernel(const NormTask task) {
   const int64_t teams = task.rows * task.groups;
   const bool exists = team < teams;
   if (!exists) team = teams - 1;  // computes along, for the shuffles' sake, and stores nothing
+  // Weights are constants: the first chunk's are here before the rows are.
+  float first_weights[kChunk];
+#pragma unroll
+  for (int i = 0; i < kChunk; ++i) {
+    const int64_t col = member * kChunk + i;
+    first_weights[i] = col < task.dim ? task.weight.At(0, col) : 0.0f;
+  }
   WaitForPreviousKernel();
   const int64_t row = team / task.groups, start = team % task.groups * task.dim;
   __nv_bfloat16* x = task.x.Row(row) + start;
@@ -86,23 +93,25 @@ __global__ void NormKernel(const NormTask task) {
     for (int i = 0; i < kChunk; ++i) sum = fmaf(values[i], values[i], sum);
   }
   const float scale = 1.0f / sqrtf(TeamSum<kTeam>(sum) / static_cast<float>(task.dim) + task.eps);
-  const auto finish = [&](int64_t col, int count, float(&values)[kChunk]) {
+  const auto finish = [&](int64_t col, int count, float(&values)[kChunk], const float(&weights)[kChunk]) {
     float gates[kChunk];
     if constexpr (kGate != Gate::kNone) Load<kVectorized>(other + col, count, gates);
 #pragma unroll
     for (int i = 0; i < kChunk; ++i) {
-      const float weight = kVectorized || i < count ? task.weight.At(0, col + i) : 0.0f;
-      values[i] = values[i] * scale * (task.offset + weight);
+      values[i] = values[i] * scale * (task.offset + weights[i]);
       if constexpr (kGate == Gate::kSilu) values[i] *= SiluF32(gates[i]);
       if constexpr (kGate == Gate::kSigmoid) values[i] *= SigmoidF32(gates[i]);
     }
     if (exists) Store<kVectorized>(y + col, count, values);
   };
-  if (first_count > 0) finish(first_col, first_count, first);
+  if (first_count > 0) finish(first_col, first_count, first, first_weights);
   for (int64_t col = first_col + step; col < task.dim; col += step) {
     float values[kChunk];
+    float weights[kChunk];
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) weights[i] = col + i < task.dim ? task.weight.At(0, col + i) : 0.0f;
     Load<kVectorized>(x + col, count_at(col), values);
-    finish(col, count_at(col), values);
+    finish(col, count_at(col), values, weights);
   }
 }
 

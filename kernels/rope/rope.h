@@ -8,6 +8,7 @@
 #include "base/matrix_view.h"
 #include "kernels/batch/segments.h"
 #include "kernels/device/stream.h"
+#include "kernels/rms_norm/rms_norm.h"
 
 namespace dflash {
 
@@ -25,5 +26,11 @@ struct RopeShape {
 // x: activation dtype [T, heads * head_dim], any row stride; rows outside every segment are untouched.
 // Errors: InvalidArgument when x.cols is no multiple of head_dim or the shape is illegal.
 absl::Status ApplyRope(MatrixView x, const RopeShape& shape, SegmentList segments, const Stream& stream);
+
+// RmsNorm of every head of q and of k in place, then ApplyRope: the bits of the four calls. q_weight,
+// k_weight: as of RmsNorm, one group per head. q may have no columns.
+absl::Status NormAndRope(MatrixView q, ConstMatrixView q_weight, MatrixView k, ConstMatrixView k_weight,
+                         NormWeight weight, float eps, const RopeShape& shape, SegmentList segments,
+                         const Stream& stream);
 
 }  // namespace dflash

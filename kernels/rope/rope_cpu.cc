@@ -104,4 +104,9 @@ absl::Status ApplyRope(MatrixView x, const RopeShape& shape, SegmentList segment
   return absl::OkStatus();
 }
 
+absl::StatusOr<bool> NormAndRope(MatrixView, ConstMatrixView, MatrixView, ConstMatrixView, NormWeight, float,
+                                 const RopeShape&, SegmentList, const Stream&) {
+  return false;
+}
+
 }  // namespace dflash::backend

@@ -96,6 +96,41 @@ TEST_F(RopeTest, WorksOnAColumnBlock) {
   EXPECT_EQ(all.ToHost().At(1, 24), x.At(1, 24));
 }
 
+// The norm of heads before the rotation, in one call or in four.
+TEST_F(RopeTest, NormAndRopeEqualsItsParts) {
+  for (const RopeShape& shape : {RopeShape{256, 64, 1e7}, {128, 128, 1e6}, {128, 40, 1e4}, {32, 16, 1e4}}) {
+    for (int64_t q_heads : {int64_t{0}, int64_t{6}}) {
+      for (int64_t extra_stride : {0, 8, 1}) {
+        for (NormWeight weight : {NormWeight::kPlain, NormWeight::kOnePlus}) {
+          SCOPED_TRACE(std::to_string(shape.head_dim) + ", stride +" + std::to_string(extra_stride));
+          DeviceArray<Segment> list({{0, 1, 5, 0}, {0, 7, 3, 30000}}, stream_);  // row 0 and 6: nobody's
+          const auto matrix = [&](int64_t heads) {
+            return DeviceMatrix::InOut(
+                RandomMatrix<float>(11, heads * shape.head_dim, static_cast<uint32_t>(heads)), stream_,
+                extra_stride);
+          };
+          const DeviceMatrix w[2] = {
+              DeviceMatrix::Activations(RandomMatrix<float>(1, shape.head_dim, 5), stream_),
+              DeviceMatrix::Activations(RandomMatrix<float>(1, shape.head_dim, 6), stream_)};
+          const DeviceMatrix q[2] = {matrix(q_heads), matrix(q_heads)}, k[2] = {matrix(3), matrix(3)};
+          const SegmentList segments = {list.data(), list.size()};
+          ASSERT_TRUE(NormAndRope(q[0].view(), w[0].view(), k[0].view(), w[1].view(), weight, 1e-6f, shape,
+                                  segments, stream_)
+                          .ok());
+          for (const auto& [x, x_weight] : {std::pair(&q[1], &w[0]), {&k[1], &w[1]}}) {
+            if (x->view().cols == 0) continue;
+            ASSERT_TRUE(RmsNorm(x->view(), x_weight->view(), weight, 1e-6f, x->view(), stream_).ok());
+            ASSERT_TRUE(ApplyRope(x->view(), shape, segments, stream_).ok());
+          }
+          EXPECT_TRUE(BitEqual(q[0].ToHost(), q[1].ToHost()));
+          EXPECT_TRUE(BitEqual(k[0].ToHost(), k[1].ToHost()));
+          EXPECT_TRUE(k[0].GuardsIntact());
+        }
+      }
+    }
+  }
+}
+
 TEST_F(RopeTest, RefusesWhatDoesNotFit) {
   const DeviceMatrix x = DeviceMatrix::InOut(RandomMatrix<float>(2, 32, 1), stream_);
   DeviceArray<Segment> list({{.slot = 0, .first_row = 0, .row_count = 2, .start_position = 0}}, stream_);

@@ -147,7 +147,7 @@ class OperationBench {
     const float scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
     Measure(absl::StrCat("attention, ", what), [&](int64_t rows) {
       return Attention(q.Rows(rows), k.Rows(rows), v.Rows(rows), Segments(rows, context_), nullptr,
-                       page_table, pool, mask, scale, out.Rows(rows), stream_);
+                       page_table, pool, mask, scale, Phase::kVerify, out.Rows(rows), stream_);
     });
     Measure(absl::StrCat("rope of queries, ", what),
             [&](int64_t rows) { return ApplyRope(q.Rows(rows), rope, Segments(rows, context_), stream_); });

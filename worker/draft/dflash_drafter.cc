@@ -204,8 +204,8 @@ absl::Status DFlashDrafter::Impl::IngestRows(Phase phase, ConstMatrixView taps, 
   for (size_t layer = 0; layer < weights_.layers.size(); ++layer) {
     const DFlashLayerWeights& w = weights_.layers[layer];
     DFLASH_RETURN_IF_ERROR(Linear(c, w.kv, phase, kv, *stream));
-    DFLASH_RETURN_IF_ERROR(RmsNorm(k, w.k_norm.view(), NormWeight::kPlain, eps(), k, *stream));
-    DFLASH_RETURN_IF_ERROR(ApplyRope(k, rope_, segments, *stream));
+    DFLASH_RETURN_IF_ERROR(NormAndRope(k.Cols(0, 0), w.q_norm.view(), k, w.k_norm.view(), NormWeight::kPlain,
+                                       eps(), rope_, segments, *stream));
     DFLASH_RETURN_IF_ERROR(StoreKeyValue(k, kv.Cols(kv_cols_, kv_cols_), segments, row_counts,
                                          table->page_table(), Pool(layer), *stream));
   }
@@ -262,13 +262,11 @@ absl::Status DFlashDrafter::Impl::RunLayer(size_t layer, SegmentList segments, M
   }
   DFLASH_RETURN_IF_ERROR(Linear(x, w.q, Phase::kVerify, q, *stream));
   DFLASH_RETURN_IF_ERROR(Linear(x, w.kv, Phase::kVerify, kv_.Rows(rows), *stream));
-  DFLASH_RETURN_IF_ERROR(RmsNorm(q, w.q_norm.view(), NormWeight::kPlain, eps, q, *stream));
-  DFLASH_RETURN_IF_ERROR(RmsNorm(k, w.k_norm.view(), NormWeight::kPlain, eps, k, *stream));
-  DFLASH_RETURN_IF_ERROR(ApplyRope(q, rope_, segments, *stream));
-  DFLASH_RETURN_IF_ERROR(ApplyRope(k, rope_, segments, *stream));
+  DFLASH_RETURN_IF_ERROR(
+      NormAndRope(q, w.q_norm.view(), k, w.k_norm.view(), NormWeight::kPlain, eps, rope_, segments, *stream));
   const float scale = 1.0f / std::sqrt(static_cast<float>(config.head_dim));
   DFLASH_RETURN_IF_ERROR(Attention(q, k, v, segments, table->context_starts(), table->page_table(),
-                                   Pool(layer), Mask(layer), scale, attended, *stream));
+                                   Pool(layer), Mask(layer), scale, Phase::kVerify, attended, *stream));
   DFLASH_RETURN_IF_ERROR(Linear(attended, w.out, Phase::kVerify, delta, *stream));
   DFLASH_RETURN_IF_ERROR(Sum(delta));
   DFLASH_RETURN_IF_ERROR(

@@ -470,13 +470,11 @@ absl::Status Target::Impl::FullAttention(size_t index, const RowGroup& group, Co
   const MatrixView v = all.Cols(2 * query_cols_ + kv_cols_, kv_cols_);
   const MatrixView out = mixed_.view().Block(0, x.rows, 0, query_cols_);
   DFLASH_RETURN_IF_ERROR(Linear(x, w.in, phase, all, *stream));
-  DFLASH_RETURN_IF_ERROR(RmsNorm(q, w.q_norm.view(), NormWeight::kOnePlus, eps(), q, *stream));
-  DFLASH_RETURN_IF_ERROR(RmsNorm(k, w.k_norm.view(), NormWeight::kOnePlus, eps(), k, *stream));
-  DFLASH_RETURN_IF_ERROR(ApplyRope(q, rope_, segments, *stream));
-  DFLASH_RETURN_IF_ERROR(ApplyRope(k, rope_, segments, *stream));
+  DFLASH_RETURN_IF_ERROR(NormAndRope(q, w.q_norm.view(), k, w.k_norm.view(), NormWeight::kOnePlus, eps(),
+                                     rope_, segments, *stream));
   const float scale = 1.0f / std::sqrt(static_cast<float>(config.head_dim));
   DFLASH_RETURN_IF_ERROR(Attention(q, k, v, segments, nullptr, table->page_table(), Pool(index),
-                                   AttentionMask{}, scale, out, *stream));
+                                   AttentionMask{}, scale, phase, out, *stream));
   if (phase == Phase::kPrefill) {
     DFLASH_RETURN_IF_ERROR(StoreKeyValue(k, v, segments, nullptr, table->page_table(), Pool(index), *stream));
   }
@@ -498,21 +496,27 @@ absl::Status Target::Impl::LinearAttention(size_t index, const RowGroup& group, 
   const MatrixView conv_out = conv_out_.Rows(x.rows);
   const MatrixView out = mixed_.view().Block(0, x.rows, 0, value_cols_);
   DFLASH_RETURN_IF_ERROR(Linear(x, w.in, phase, all, *stream));
-  DFLASH_RETURN_IF_ERROR(CausalConv(conv_in, w.conv.view(), segments, Conv(index), conv_out, *stream));
-  const GatedDeltaNetInput input = {
-      .qkv = conv_out,
-      .beta = all.Cols(qkv_cols + value_cols_, gdn_.value_heads),
-      .decay = all.Cols(qkv_cols + value_cols_ + gdn_.value_heads, gdn_.value_heads),
-      .a_log = w.a_log.As<float>(),
-      .dt_bias = w.dt_bias.As<float>()};
-  if (phase == Phase::kPrefill) {
+  GatedDeltaNetInput input = {.qkv = conv_in,
+                              .beta = all.Cols(qkv_cols + value_cols_, gdn_.value_heads),
+                              .decay = all.Cols(qkv_cols + value_cols_ + gdn_.value_heads, gdn_.value_heads),
+                              .a_log = w.a_log.As<float>(),
+                              .dt_bias = w.dt_bias.As<float>()};
+  if (phase == Phase::kVerify) {
+    const GatedDeltaNetSurroundings around = {.conv_weight = w.conv.view(),
+                                              .conv_state = Conv(index),
+                                              .norm_weight = w.norm.view(),
+                                              .z = z,
+                                              .gate = config.gate_activation,
+                                              .eps = eps()};
+    DFLASH_RETURN_IF_ERROR(GatedDeltaNetMixerVerify(gdn_, input, around, segments, table->pending(),
+                                                    Recurrent(index), conv_out, out, *stream));
+  } else {
+    DFLASH_RETURN_IF_ERROR(CausalConv(conv_in, w.conv.view(), segments, Conv(index), conv_out, *stream));
+    input.qkv = conv_out;
     DFLASH_RETURN_IF_ERROR(AdvanceConvState(conv_in, segments, nullptr, Conv(index), *stream));
     DFLASH_RETURN_IF_ERROR(GatedDeltaNetPrefill(gdn_, input, segments, Recurrent(index), out, *stream));
-  } else {
-    DFLASH_RETURN_IF_ERROR(
-        GatedDeltaNetVerify(gdn_, input, segments, table->pending(), Recurrent(index), out, *stream));
+    DFLASH_RETURN_IF_ERROR(GatedRmsNorm(out, w.norm.view(), z, config.gate_activation, eps(), out, *stream));
   }
-  DFLASH_RETURN_IF_ERROR(GatedRmsNorm(out, w.norm.view(), z, config.gate_activation, eps(), out, *stream));
   return Linear(out, w.out, phase, delta, *stream);
 }
 
@@ -577,18 +581,22 @@ absl::Status Target::Impl::Commit(const std::vector<Accepted>& accepted) {
 }
 
 absl::Status Target::Impl::CommitVerified(const VerifyRows& verified, const int32_t* row_counts) {
-  std::vector<ConvCommit> conv;
+  // All layers of a kind at once: they are small.
+  std::vector<KeyValueRows> full_layers;
+  std::vector<ConvCommit> linear_layers;
   for (size_t layer = 0; layer < weights.layers.size(); ++layer) {
     const MatrixView all = verify_projections_[layer].Rows(verified.rows);
     if (IsFull(layer)) {
-      DFLASH_RETURN_IF_ERROR(StoreKeyValue(all.Cols(2 * query_cols_, kv_cols_),
-                                           all.Cols(2 * query_cols_ + kv_cols_, kv_cols_), verified.segments,
-                                           row_counts, table->page_table(), Pool(layer), *stream));
+      full_layers.push_back({.k = all.Cols(2 * query_cols_, kv_cols_),
+                             .v = all.Cols(2 * query_cols_ + kv_cols_, kv_cols_),
+                             .pool = Pool(layer)});
     } else {
-      conv.push_back({all.Cols(0, gdn_.QkvCols()), Conv(layer)});
+      linear_layers.push_back({.x = all.Cols(0, gdn_.QkvCols()), .state = Conv(layer)});
     }
   }
-  DFLASH_RETURN_IF_ERROR(AdvanceConvStates(conv, verified.segments, row_counts, *stream));
+  DFLASH_RETURN_IF_ERROR(
+      StoreKeyValues(full_layers, verified.segments, row_counts, table->page_table(), *stream));
+  DFLASH_RETURN_IF_ERROR(AdvanceConvStates(linear_layers, verified.segments, row_counts, *stream));
   return AdvanceTargetLengths(verified.segments, row_counts, table->device_lengths(), *stream);
 }
 

@@ -1,4 +1,5 @@
 #include "kernels/bench/cuda/bench.h"
+#include "kernels/batch/segments.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -34,6 +35,21 @@ Microseconds TimeReplays(const Stream& stream, const std::function<absl::Status(
   }
   std::sort(times.begin(), times.end());
   return {times[times.size() / 2], times.front(), times.back()};
+}
+
+Matrix Noise(int64_t rows, int64_t cols, const Stream& stream) {
+  Matrix matrix = Value(Matrix::Allocate(rows, cols, DType::kBf16, stream));
+  Require(FillNormal(matrix.view().data, rows * cols * 2, 1, 3, stream));
+  return matrix;
+}
+
+Buffer EqualSegments(int64_t sequences, int64_t rows, int64_t position, const Stream& stream) {
+  std::vector<Segment> segments;
+  for (int64_t i = 0; i < sequences; ++i) {
+    segments.push_back({static_cast<int32_t>(i), static_cast<int32_t>(i * rows), static_cast<int32_t>(rows),
+                        static_cast<int32_t>(position)});
+  }
+  return OnDevice(segments, stream);
 }
 
 }  // namespace dflash::bench

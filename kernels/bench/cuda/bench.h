@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -32,11 +33,25 @@ double ReadCeiling(const Stream& stream);
 // Fills with bf16 numbers, normally distributed: a product of zeros draws less power and runs faster.
 absl::Status FillNormal(void* data, int64_t bytes, float deviation, uint64_t seed, const Stream& stream);
 
+// Values on the device.
+template <typename T>
+Buffer OnDevice(const std::vector<T>& values, const Stream& stream) {
+  const auto bytes = static_cast<int64_t>(values.size() * sizeof(T));
+  Buffer buffer = Value(Buffer::Allocate(bytes, stream));
+  Require(CopyToDevice(buffer.data(), values.data(), bytes, stream));
+  Require(stream.Synchronize());
+  return buffer;
+}
+Matrix Noise(int64_t rows, int64_t cols, const Stream& stream);
+// Consecutive segments of equal size, one a slot, all at the same position.
+Buffer EqualSegments(int64_t sequences, int64_t rows, int64_t position, const Stream& stream);
+
 struct Ceilings {
   double copy, read;  // bytes per second
 };
 void RunLinear(const Stream& stream, const Ceilings& ceilings);
 void RunOperations(const Stream& stream, const Ceilings& ceilings);
+void RunStep(const Stream& stream);
 void RunSequences(const Stream& stream, const Ceilings& ceilings);
 
 }  // namespace dflash::bench

@@ -1,4 +1,4 @@
-// gpu_bench [linear|operations|sequences]: tables of what the CUDA kernels reach.
+// gpu_bench [linear|operations|sequences|step]: tables of what the CUDA kernels reach.
 #include <cuda_runtime_api.h>
 
 #include <cstdio>
@@ -23,5 +23,6 @@ int main(int argc, char** argv) {
   if (*only == 0 || std::strcmp(only, "linear") == 0) RunLinear(stream, ceilings);
   if (*only == 0 || std::strcmp(only, "operations") == 0) RunOperations(stream, ceilings);
   if (*only == 0 || std::strcmp(only, "sequences") == 0) RunSequences(stream, ceilings);
+  if (*only == 0 || std::strcmp(only, "step") == 0) RunStep(stream);
   return 0;
 }

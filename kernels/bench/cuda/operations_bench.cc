@@ -1,15 +1,11 @@
-// The small operations at the 27B's shapes, and the layers of a verification step as a chain: everything but
-// attention and the recurrence.
+// The small operations at the 27B's shapes.
 #include <cstdio>
 #include <string>
 #include <vector>
 
 #include "kernels/bench/cuda/bench.h"
 #include "kernels/causal_conv/causal_conv.h"
-#include "kernels/device/cuda/cuda_status.h"
-#include "kernels/device/cuda/stream_cuda.h"
 #include "kernels/embedding/embedding.h"
-#include "kernels/linear/linear_cuda.h"
 #include "kernels/rms_norm/rms_norm.h"
 #include "kernels/rope/rope.h"
 #include "kernels/sampling/sampling.h"
@@ -139,71 +135,12 @@ void Sampling(const Stream& stream, const Ceilings& ceilings) {
   }
 }
 
-// 64 layers and the head with real shapes and weights; what is missing between them is attention and the
-// recurrence.
-void Chain(const Stream& stream) {
-  constexpr int64_t kSlab = int64_t{8} << 30;
-  const Buffer slab = Value(Buffer::Allocate(kSlab, stream));
-  Require(FillNormal(slab.data(), kSlab, 0.02f, 1, stream));
-  std::printf("\nchain of a step without attention and recurrence, ms:");
-  for (int64_t rows : {1, 16, 64}) {
-    Activations a(rows, stream);
-    const Matrix logits = Value(Matrix::Allocate(rows, 248320, DType::kF32, stream));
-    const Buffer tokens = Value(Buffer::Allocate(rows * 4, stream));
-    int64_t offset = 0;
-    absl::Status status;
-    const auto linear = [&](ConstMatrixView x, int64_t N, MatrixView y) {
-      PackedWeight weight = {nullptr, N, x.cols};
-      if (offset + weight.Bytes() > kSlab) offset = 0;
-      weight.data = slab.As<uint8_t>() + offset;
-      offset += (weight.Bytes() + 1023) / 1024 * 1024;
-      status.Update(CudaStatus(LaunchLinearStream(x, weight, y, CudaOf(stream)), "linear"));
-    };
-    const ConstMatrixView wide_head = a.weight.view().Cols(0, 256), head = a.weight.view().Cols(0, 128);
-    const Microseconds time = TimeReplays(stream, [&] {
-      for (int layer = 0; layer < 64; ++layer) {
-        status.Update(AddRmsNorm(a.hidden.view(), a.delta.view(), a.weight.view(), NormWeight::kOnePlus, kEps,
-                                 a.normed.view(), stream));
-        if (layer % 4 == 3) {
-          linear(a.normed.view(), 14336, a.wide.view().Cols(0, 14336));
-          const MatrixView q = a.wide.view().Cols(0, 6144), k = a.wide.view().Cols(12288, 1024);
-          status.Update(RmsNorm(q, wide_head, NormWeight::kOnePlus, kEps, q, stream));
-          status.Update(RmsNorm(k, wide_head, NormWeight::kOnePlus, kEps, k, stream));
-          status.Update(ApplyRope(q, {256, 64, 1e7}, a.segments(), stream));
-          status.Update(ApplyRope(k, {256, 64, 1e7}, a.segments(), stream));
-          status.Update(SigmoidGate(a.mixed.view(), a.wide.view().Cols(6144, 6144), stream));
-        } else {
-          linear(a.normed.view(), 16480, a.wide.view().Cols(0, 16480));
-          status.Update(CausalConv(a.wide.view().Cols(0, 10240), a.taps.view(), a.segments(), a.conv_state(),
-                                   a.conv.view(), stream));
-          status.Update(GatedRmsNorm(a.mixed.view(), head, a.wide.view().Cols(10240, 6144),
-                                     GateActivation::kSilu, kEps, a.mixed.view(), stream));
-        }
-        linear(a.mixed.view(), 5120, a.delta.view());
-        status.Update(AddRmsNorm(a.hidden.view(), a.delta.view(), a.weight.view(), NormWeight::kOnePlus, kEps,
-                                 a.normed.view(), stream));
-        linear(a.normed.view(), 34816, a.wide.view());
-        status.Update(SwiGlu(a.wide.view(), a.inner.view(), stream));
-        linear(a.inner.view(), 5120, a.delta.view());
-      }
-      linear(a.normed.view(), 248320, logits.view());
-      status.Update(ArgmaxRows(logits.view(), 248320, tokens.As<int32_t>(), stream));
-      return status;
-    });
-    std::printf("  %lld rows: %.3f [%.3f %.3f]", static_cast<long long>(rows), time.median * 1e-3,
-                time.low * 1e-3, time.high * 1e-3);
-    std::fflush(stdout);
-  }
-  std::printf("\n");
-}
-
 }  // namespace
 
 void RunOperations(const Stream& stream, const Ceilings& ceilings) {
   Elementwise(16, stream, ceilings);
   Elementwise(8192, stream, ceilings);
   Sampling(stream, ceilings);
-  Chain(stream);
 }
 
 }  // namespace dflash::bench

@@ -12,35 +12,11 @@
 namespace dflash::bench {
 namespace {
 
-template <typename T>
-Buffer OnDevice(const std::vector<T>& values, const Stream& stream) {
-  const auto bytes = static_cast<int64_t>(values.size() * sizeof(T));
-  Buffer buffer = Value(Buffer::Allocate(bytes, stream));
-  Require(CopyToDevice(buffer.data(), values.data(), bytes, stream));
-  Require(stream.Synchronize());
-  return buffer;
-}
-
-Matrix Noise(int64_t rows, int64_t cols, const Stream& stream) {
-  Matrix matrix = Value(Matrix::Allocate(rows, cols, DType::kBf16, stream));
-  Require(FillNormal(matrix.view().data, rows * cols * 2, 1, 3, stream));
-  return matrix;
-}
-
-// Consecutive segments of equal size, one a slot, all at the same position.
-Buffer EqualSegments(int64_t sequences, int64_t rows, int64_t position, const Stream& stream) {
-  std::vector<Segment> segments;
-  for (int64_t i = 0; i < sequences; ++i) {
-    segments.push_back({static_cast<int32_t>(i), static_cast<int32_t>(i * rows), static_cast<int32_t>(rows),
-                        static_cast<int32_t>(position)});
-  }
-  return OnDevice(segments, stream);
-}
-
 struct AttentionCase {
   const char* name;
   int64_t heads, kv_heads, dim, layers;
   AttentionMask mask;
+  Phase phase = Phase::kVerify;
 };
 
 // All layers of one model's step, each with pages of its own.
@@ -65,7 +41,7 @@ void AttentionStep(const AttentionCase& c, int64_t sequences, int64_t rows, int6
     for (const Buffer& layer : memory) {
       pool.data = layer.data();
       status.Update(Attention(q.view(), k.view(), v.view(), {segments.As<Segment>(), sequences}, nullptr,
-                              table, pool, c.mask, 0.0625f, out.view(), stream));
+                              table, pool, c.mask, 0.0625f, c.phase, out.view(), stream));
     }
     return status;
   });
@@ -115,6 +91,11 @@ struct Recurrence {
       : qkv(Noise(sequences * rows, kShape.QkvCols(), stream)),
         gates(Noise(sequences * rows, 2 * kShape.value_heads, stream)),
         o(Noise(sequences * rows, kShape.value_heads * kShape.value_dim, stream)),
+        z(Noise(sequences * rows, kShape.value_heads * kShape.value_dim, stream)),
+        convolved(Noise(sequences * rows, kShape.QkvCols(), stream)),
+        conv_weight(Noise(kShape.QkvCols(), 4, stream)),
+        conv_state(Noise(3 * sequences, kShape.QkvCols(), stream)),
+        norm_weight(Noise(1, kShape.value_dim, stream)),
         per_head(OnDevice(std::vector<float>(static_cast<size_t>(kShape.value_heads), -1.0f), stream)),
         segments(EqualSegments(sequences, rows, 128, stream)),
         buffer(OnDevice(std::vector<int32_t>(static_cast<size_t>(sequences), 0), stream)),
@@ -129,13 +110,17 @@ struct Recurrence {
              gates.view().Cols(kShape.value_heads, kShape.value_heads), per_head.As<float>(),
              per_head.As<float>()};
     list = {segments.As<Segment>(), sequences};
+    around = {conv_weight.view(),    {conv_state.view().data, sequences, 4, kShape.QkvCols()},
+              norm_weight.view(),    z.view(),
+              GateActivation::kSilu, 1e-6f};
     pending_records = {buffer.As<int32_t>(), count.As<int32_t>()};
   }
-  Matrix qkv, gates, o;
+  Matrix qkv, gates, o, z, convolved, conv_weight, conv_state, norm_weight;
   Buffer per_head, segments, buffer, count;
   std::vector<Buffer> states, records;
   std::vector<GatedDeltaNetState> state;
   GatedDeltaNetInput input;
+  GatedDeltaNetSurroundings around;
   SegmentList list;
   PendingRecords pending_records;
 };
@@ -147,8 +132,8 @@ void DeltaVerify(int64_t sequences, int64_t rows, int32_t pending, const Stream&
   const Microseconds time = TimeReplays(stream, [&] {
     absl::Status status;
     for (const GatedDeltaNetState& state : r.state) {
-      status.Update(
-          GatedDeltaNetVerify(kShape, r.input, r.list, r.pending_records, state, r.o.view(), stream));
+      status.Update(GatedDeltaNetMixerVerify(kShape, r.input, r.around, r.list, r.pending_records, state,
+                                             r.convolved.view(), r.o.view(), stream));
     }
     return status;
   });
@@ -194,8 +179,9 @@ void RunSequences(const Stream& stream, const Ceilings& ceilings) {
   for (int64_t context : {1024, 32768}) {
     AttentionStep({"draft full", 32, 8, 128, 4, {false, 0}}, 1, 16, context, stream, ceilings);
   }
-  const AttentionCase prefill = {"prefill", 24, 4, 256, 2, {}};
-  for (auto [rows, context] : {std::pair<int64_t, int64_t>{512, 0}, {2048, 0}, {2048, 6144}, {512, 32768}}) {
+  const AttentionCase prefill = {"prefill", 24, 4, 256, 2, {}, Phase::kPrefill};
+  for (auto [rows, context] :
+       {std::pair<int64_t, int64_t>{512, 0}, {2048, 0}, {8192, 0}, {2048, 6144}, {512, 32768}}) {
     AttentionStep(prefill, 1, rows, context, stream, ceilings);
   }
   Store(stream);

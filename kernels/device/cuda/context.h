@@ -9,7 +9,7 @@ namespace dflash {
 
 // Scratch memory of one stream. An operation may use all of it; it holds nothing between operations. A launch
 // must not touch it before its kernel has waited for the kernel before it (kernels/device/cuda/launch.cuh).
-inline constexpr int64_t kWorkspaceBytes = int64_t{40} << 20;
+inline constexpr int64_t kWorkspaceBytes = int64_t{256} << 20;
 // Signals between the blocks of one launch. Every launch finds them 0 and leaves them 0.
 inline constexpr int64_t kWorkspaceFlags = 1024;
 

@@ -6,6 +6,9 @@
 //   - calls WaitForPreviousKernel() in every thread before the thread's first access to memory that another
 //     kernel of the stream writes or reads (activations, states, the workspace). Weights are constants of
 //     the whole run and may be read before.
+// A kernel that calls LetNextKernelStart() after its wait, in all threads, makes a promise to the next one:
+// when that starts, everything before the promising kernel is complete and visible. The two kernels of one
+// operation use this to load old state early.
 // Pointers to such memory are never `const __restrict__`: nvcc would read them through the non-coherent path
 // and may move the load above the wait.
 #pragma once
@@ -34,6 +37,7 @@ struct LaunchShape {
   dim3 grid;
   dim3 block;
   int shared_bytes = 0;
+  unsigned cluster = 1;  // blocks along x that run together
 };
 
 // Arguments are converted to the kernel's parameter types. The caller has raised the kernel's limit of
@@ -47,7 +51,7 @@ cudaError_t Launch(const CudaContext& context, const LaunchShape& shape, void (*
   config.blockDim = shape.block;
   config.dynamicSmemBytes = static_cast<size_t>(shape.shared_bytes);
   config.stream = context.stream;
-  cudaLaunchAttribute attributes[2] = {};
+  cudaLaunchAttribute attributes[3] = {};
   config.attrs = attributes;
   // One division of the cache for all kernels: a multiprocessor must run empty to change it, and kernels
   // could not overlap.
@@ -58,6 +62,11 @@ cudaError_t Launch(const CudaContext& context, const LaunchShape& shape, void (*
     cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (shape.cluster > 1) {
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {shape.cluster, 1, 1};
   }
   return cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...);
 }

@@ -53,6 +53,23 @@ __device__ __forceinline__ void BarrierWait(uint32_t barrier, uint32_t parity) {
   }
 }
 
+// The same without an end: for threads between asynchronous products, which nvcc 13.0 runs one by one where a
+// wait can leave the kernel (ptxas C7512). Whoever they wait for gives up with an error.
+__device__ __forceinline__ void BarrierWaitEndless(uint32_t barrier, uint32_t parity) {
+  uint32_t done;
+  do {
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, done;\n"
+        "}"
+        : "=r"(done)
+        : "r"(barrier), "r"(parity)
+        : "memory");
+  } while (done == 0);
+}
+
 // Synchronizes `threads` threads of the block at one of its named barriers 1..15.
 __device__ __forceinline__ void NamedBarrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
@@ -88,6 +105,43 @@ __device__ __forceinline__ void CopyTile(uint32_t to, const void* map, int32_t c
 
 __device__ __forceinline__ void PrefetchTensorMap(const void* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+// ---- Clusters: blocks that run together and reach each other's shared memory. Compute capability 9.0.
+
+__device__ __forceinline__ uint32_t ClusterRank() {
+  uint32_t rank = 0;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+#endif
+  return rank;
+}
+
+// The two halves of a barrier of all threads of the cluster; what was written before the one is seen after
+// the other.
+__device__ __forceinline__ void ClusterArrive() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void ClusterWait() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
+// Writes to where `address` lies in the shared memory of the block of that rank.
+__device__ __forceinline__ void StoreToRank(uint32_t address, uint32_t rank, float value) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{\n"
+      ".reg .b32 remote;\n"
+      "mapa.shared::cluster.u32 remote, %0, %1;\n"
+      "st.shared::cluster.f32 [remote], %2;\n"
+      "}" ::"r"(address),
+      "r"(rank), "f"(value)
+      : "memory");
+#endif
 }
 
 // ---- Flags in global memory between blocks.

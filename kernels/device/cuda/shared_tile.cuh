@@ -27,6 +27,11 @@ __device__ __forceinline__ void CopyAsync16(uint32_t to, const void* from, bool 
                : "memory");
 }
 
+// Copies one word; both addresses multiples of 4.
+__device__ __forceinline__ void CopyAsync4(uint32_t to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+}
+
 // Ends a group: all copies that the thread has issued since the last group.
 __device__ __forceinline__ void CopyAsyncCommit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 

@@ -1,0 +1,652 @@
+// Attention with warpgroup products, head_dim 128 or 256. Included by attention_wgmma_{128,256}.cu.
+//
+//   grid      as many blocks as run at once; items come from a counter
+//   block     three warpgroups. The first brings what the others need: its warp 0 takes items from the
+//   counter and
+//             copies whole blocks of keys and values (one contiguous copy each from pages, tensor tiles from
+//             the segment's own rows); its warps 1 to 3 gather the queries and those blocks that are neither
+//             whole pages nor whole rows. The others compute 64 packed rows each
+//   shared    queries of the two groups | ring of key and value blocks, keys before values
+//   registers outputs of the current split, scores and weights of a block
+//
+// While the product of weights and values of a block runs, the scores of the next become weights. A row's
+// arithmetic does not depend on where in a tile it lies, and not on the other rows.
+//
+// Bytes: every key block that a tile sees is read once per tile. Per key block of 64 x 256 and 128 rows: 64
+// KiB and 8.4 MFLOP, some 2,050 cycles of the tensor cores.
+#pragma once
+
+#include <cuda.h>
+
+#include <algorithm>
+
+#include "kernels/attention/attention_merge.cuh"
+#include "kernels/attention/attention_plan.cuh"
+#include "kernels/device/cuda/launch.cuh"
+#include "kernels/device/cuda/ptx.cuh"
+#include "kernels/device/cuda/shared_tile.cuh"
+#include "kernels/device/cuda/tensor_map.h"
+#include "kernels/device/cuda/wgmma.cuh"
+
+namespace dflash {
+namespace {
+
+constexpr int kGroupThreads = 128;  // a warpgroup
+constexpr int kGroups = 2;          // that compute
+constexpr int kGroupRows = kMaxWgmmaRows / kGroups;
+constexpr int kConsumerWarps = kGroups * kGroupThreads / 32;
+constexpr int kWgmmaThreads = (1 + kGroups) * kGroupThreads;
+constexpr int kGatherThreads = kGroupThreads - 32;  // warps 1 to 3 of the first warpgroup
+constexpr int kGatherBarrier = 1;                   // a named barrier of theirs
+
+template <int kDim>
+struct WgmmaShape {
+  static constexpr int kTileBytes = kAttentionBlock * 128;  // 64 rows x 64 columns
+  static constexpr int kBlockBytes = kDim / 64 * kTileBytes;
+  static constexpr int kStages = 1024 / kDim;  // half of them keys
+  static constexpr int kSharedBytes = 1024 + (kGroups + kStages) * kBlockBytes;
+};
+
+// All barriers of a block. `full` and `empty`: of a stage of the ring; `gather`: keys and values of a pair of
+// stages are wanted from the gathering warps.
+template <int kStages>
+struct Barriers {
+  uint64_t full[kStages], empty[kStages], gather[kStages / 2];
+  uint64_t queries_full, queries_empty;
+  uint64_t item_full[2], item_empty[2];
+};
+
+// Place in the ring: counts stages from the kernel's begin.
+template <int kStages>
+struct RingPlace {
+  uint32_t count = 0;
+  __device__ __forceinline__ uint32_t Stage() const { return count % kStages; }
+  __device__ __forceinline__ uint32_t Parity() const { return count / kStages % 2; }
+  __device__ __forceinline__ RingPlace operator+(uint32_t n) const { return {count + n}; }
+};
+
+// Who brings a block.
+enum class Origin : uint8_t { kPage, kRows, kGathered };
+
+struct BlockOrigin {
+  int32_t page;
+  Origin origin;
+};
+
+// Called by a whole warp for consecutive blocks: pages of 32 blocks are looked up at a time.
+struct OriginWalk {
+  int32_t base = -1, pages = -1;
+
+  __device__ __forceinline__ BlockOrigin At(const AttentionTask& task, const Item& item, int32_t block) {
+    if (base < 0 || block >= base + 32) {
+      base = block;
+      pages = PageOf(task, item, block + static_cast<int32_t>(threadIdx.x) % 32);
+    }
+    const int32_t page = __shfl_sync(0xffffffffu, pages, block - base);
+    const int32_t first = block * kAttentionBlock, end = first + kAttentionBlock;
+    const Segment& segment = item.segment;
+    if (first >= segment.start_position && end <= segment.start_position + segment.row_count &&
+        first >= item.first_key) {
+      return {page, Origin::kRows};
+    }
+    const bool whole = page >= 0 && first >= item.first_key && end <= segment.start_position;
+    return {page, whole ? Origin::kPage : Origin::kGathered};
+  }
+};
+
+template <int kDim>
+struct BlockState {
+  using Shape = WgmmaShape<kDim>;
+  using Place = RingPlace<Shape::kStages>;
+  uint32_t queries, ring;  // shared addresses
+  Barriers<Shape::kStages>* barriers;
+  int32_t* item_of;  // two: the items handed out, -1 at the end
+
+  __device__ __forceinline__ uint32_t StageAt(const Place& place) const {
+    return ring + place.Stage() * Shape::kBlockBytes;
+  }
+  __device__ __forceinline__ uint32_t Full(const Place& place) const {
+    return ptx::SharedAddress(&barriers->full[place.Stage()]);
+  }
+  __device__ __forceinline__ uint32_t Empty(const Place& place) const {
+    return ptx::SharedAddress(&barriers->empty[place.Stage()]);
+  }
+  __device__ __forceinline__ uint32_t Gather(const Place& place) const {
+    return ptx::SharedAddress(&barriers->gather[place.Stage() / 2]);
+  }
+  // The number of the item handed out as the n-th, -1 at the end. Called by whole warps.
+  __device__ __forceinline__ int32_t TakeItem(uint32_t n) const {
+    ptx::BarrierWaitEndless(ptx::SharedAddress(&barriers->item_full[n % 2]), n / 2 % 2);
+    const int32_t index = *static_cast<volatile int32_t*>(&item_of[n % 2]);
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::BarrierArrive(ptx::SharedAddress(&barriers->item_empty[n % 2]));
+    return index;
+  }
+};
+
+// Warp 0: hands out items and copies whole blocks.
+template <int kDim>
+__device__ __forceinline__ void CopyBlocks(const AttentionTask& task, const CUtensorMap* k_map,
+                                           const CUtensorMap* v_map, const ItemTable& table, bool is_split,
+                                           int32_t items, int32_t tile_rows, const BlockState<kDim>& state) {
+  using Shape = WgmmaShape<kDim>;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  typename BlockState<kDim>::Place place;
+  auto index = static_cast<int32_t>(blockIdx.x);
+  for (uint32_t n = 0;; ++n) {
+    if (lane == 0) {
+      ptx::BarrierWait(ptx::SharedAddress(&state.barriers->item_empty[n % 2]), (n / 2 % 2) ^ 1);
+      state.item_of[n % 2] = index < items ? index : -1;
+      ptx::BarrierArrive(ptx::SharedAddress(&state.barriers->item_full[n % 2]));
+    }
+    if (index >= items) break;
+    int32_t next = 0;
+    if (lane == 0) next = static_cast<int32_t>(gridDim.x) + atomicAdd(task.counters, 1);
+    const Item item = ItemAt(task, table, is_split, tile_rows, index);
+    OriginWalk walk;
+    for (int32_t block = item.first_block; block < item.end_block; ++block) {
+      const BlockOrigin from = walk.At(task, item, block);
+      if (lane == 0) {
+#pragma unroll
+        for (int kind = 0; kind < 2; ++kind) {
+          const auto at = place + kind;
+          ptx::BarrierWait(state.Empty(at), at.Parity() ^ 1);
+          if (from.origin == Origin::kGathered) continue;
+          ptx::BarrierArriveExpecting(state.Full(at), Shape::kBlockBytes);
+          if (from.origin == Origin::kPage) {
+            const __nv_bfloat16* in_page =
+                task.pool +
+                ((int64_t{from.page} * task.kv_heads + item.kv_head) * 2 + kind) * (kAttentionBlock * kDim);
+            ptx::CopyBulk(state.StageAt(at), in_page, Shape::kBlockBytes, state.Full(at), ptx::kEvictNormal);
+            continue;
+          }
+          const int32_t row =
+              item.segment.first_row + (block * kAttentionBlock - item.segment.start_position);
+#pragma unroll
+          for (int tile = 0; tile < kDim / 64; ++tile) {
+            ptx::CopyTile(state.StageAt(at) + tile * Shape::kTileBytes, kind == 0 ? k_map : v_map,
+                          item.kv_head * kDim + tile * 64, row, state.Full(at), ptx::kEvictNormal);
+          }
+        }
+        if (from.origin == Origin::kGathered) ptx::BarrierArrive(state.Gather(place));
+      }
+      place = place + 2;
+    }
+    index = __shfl_sync(0xffffffffu, next, 0);
+  }
+  if (lane == 0) {
+    __threadfence();
+    if (atomicAdd(task.counters + 1, 1) == static_cast<int32_t>(gridDim.x) - 1) {
+      task.counters[0] = 0;
+      task.counters[1] = 0;
+    }
+  }
+}
+
+// What the gathering threads have written is seen by products after this.
+__device__ __forceinline__ void PublishGathered(uint32_t barrier) {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  ptx::NamedBarrier(kGatherBarrier, kGatherThreads);
+  if (threadIdx.x == 32) ptx::BarrierArrive(barrier);
+}
+
+// Warps 1 to 3.
+template <int kDim>
+__device__ __forceinline__ void GatherRows(const AttentionTask& task, const ItemTable& table, bool is_split,
+                                           int32_t tile_rows, const BlockState<kDim>& state) {
+  using Shape = WgmmaShape<kDim>;
+  constexpr int kPieces = kDim / 8, kRowsAtOnce = kGatherThreads / kPieces;
+  const int thread = static_cast<int>(threadIdx.x) - 32, piece = thread % kPieces,
+            lane_row = thread / kPieces;
+  const auto offset = [&](int row) {
+    return static_cast<uint32_t>(piece / 8 * Shape::kTileBytes + row * 128 + ((piece % 8) ^ (row & 7)) * 16);
+  };
+  typename BlockState<kDim>::Place place;
+  uint32_t gather_parity = 0;  // one bit for each pair of stages
+  for (uint32_t n = 0;; ++n) {
+    const int32_t index = state.TakeItem(n);
+    if (index < 0) break;
+    const Item item = ItemAt(task, table, is_split, tile_rows, index);
+    ptx::BarrierWait(ptx::SharedAddress(&state.barriers->queries_empty), n % 2 ^ 1);
+    // Rows beyond the item's hold anything: nobody reads what becomes of them.
+    int32_t token = item.Token(lane_row), in_group = (item.first_row + lane_row) % task.group;
+#pragma unroll 4
+    for (int row = lane_row; row < item.rows; row += kRowsAtOnce) {
+      const __nv_bfloat16* head =
+          task.q.Row(item.segment.first_row + token) + (int64_t{item.kv_head} * task.group + in_group) * kDim;
+      ptx::CopyAsync16(state.queries + row / kGroupRows * Shape::kBlockBytes + offset(row % kGroupRows),
+                       head + piece * 8, true);
+      for (in_group += kRowsAtOnce; in_group >= task.group; in_group -= task.group) ++token;
+    }
+    ptx::CopyAsyncCommit();
+    ptx::CopyAsyncWait<0>();
+    PublishGathered(ptx::SharedAddress(&state.barriers->queries_full));
+
+    OriginWalk walk;
+    for (int32_t block = item.first_block; block < item.end_block; ++block, place = place + 2) {
+      const BlockOrigin from = walk.At(task, item, block);
+      if (from.origin != Origin::kGathered) continue;
+      const uint32_t pair = place.Stage() / 2;
+      ptx::BarrierWait(state.Gather(place), gather_parity >> pair & 1);
+      gather_parity ^= 1u << pair;
+      const int32_t start = item.segment.start_position, end = start + item.segment.row_count;
+#pragma unroll
+      for (int kind = 0; kind < 2; ++kind) {
+        const __nv_bfloat16* in_page =
+            task.pool + ((int64_t{max(from.page, 0)} * task.kv_heads + item.kv_head) * 2 + kind) *
+                            (kAttentionBlock * kDim);
+        const Bf16Rows& own = kind == 0 ? task.block_k : task.block_v;
+        const uint32_t to = state.StageAt(place + kind);
+#pragma unroll 4
+        for (int row = lane_row; row < kAttentionBlock; row += kRowsAtOnce) {
+          const int32_t position = block * kAttentionBlock + row;
+          const bool is_own = position >= start && position < end;
+          const bool is_old = position < start && from.page >= 0;
+          const __nv_bfloat16* source = is_own ? own.Row(item.segment.first_row + (position - start)) +
+                                                     int64_t{item.kv_head} * kDim + piece * 8
+                                               : in_page + (is_old ? PagePiece(row, piece) : 0);
+          ptx::CopyAsync16(to + offset(row), is_own || is_old ? source : task.q.data,
+                           (is_own || is_old) && position >= item.first_key);
+        }
+        ptx::CopyAsyncCommit();
+      }
+      ptx::CopyAsyncWait<1>();
+      PublishGathered(state.Full(place));
+      ptx::CopyAsyncWait<0>();
+      PublishGathered(state.Full(place + 1));
+    }
+  }
+}
+
+// What a thread of a computing warpgroup holds: two of its group's rows, Row(0) and Row(1). Of outputs and
+// scores, element 4 j + 2 half + e is of Row(half), column 8 j + 2 (lane mod 4) + e.
+template <int kDim>
+struct GroupTile {
+  using Shape = WgmmaShape<kDim>;
+  using Place = typename BlockState<kDim>::Place;
+  float outputs[kDim / 2];
+  float scores[kAttentionBlock / 2];
+  uint32_t weights[kAttentionBlock / 16][4];
+  float maximum[2];  // of scaled scores, in units of log2
+  float sum[2];      // over this thread's keys alone until Finish
+  KeyRange visible[2];
+
+  static __device__ __forceinline__ int Lane() { return static_cast<int>(threadIdx.x) % 32; }
+  static __device__ __forceinline__ int Group() { return static_cast<int>(threadIdx.x) / kGroupThreads - 1; }
+  static __device__ __forceinline__ int Row(int half) {  // of the tile
+    return Group() * kGroupRows + static_cast<int>(threadIdx.x) % kGroupThreads / 32 * 16 + Lane() / 4 +
+           8 * half;
+  }
+
+  __device__ __forceinline__ void Clear() {
+#pragma unroll
+    for (int i = 0; i < kDim / 2; ++i) outputs[i] = 0;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      maximum[half] = -INFINITY;
+      sum[half] = 0;
+    }
+  }
+
+  __device__ __forceinline__ void StartScores(uint32_t queries, uint32_t keys) {
+#pragma unroll
+    for (int k = 0; k < kDim / 16; ++k) {
+      const uint32_t tile = k / 4 * Shape::kTileBytes;
+      ptx::Wgmma<kAttentionBlock>::Run(scores, ptx::SwizzledOperand(queries + tile) + k % 4 * 2,
+                                       ptx::SwizzledOperand(keys + tile) + k % 4 * 2, k > 0);
+    }
+    ptx::WgmmaCommit();
+  }
+
+  __device__ __forceinline__ void StartOutputs(uint32_t values) {
+#pragma unroll
+    for (int k = 0; k < kAttentionBlock / 16; ++k) {
+      ptx::WgmmaRegisters<kDim>::Run(
+          outputs, weights[k], ptx::SwizzledTransposedOperand(values + k * (16 * 128), Shape::kTileBytes), 1);
+    }
+    ptx::WgmmaCommit();
+  }
+
+  // Scores of keys that a row does not see become -infinity.
+  __device__ __forceinline__ void Mask(int32_t block) {
+    const int32_t first_key = block * kAttentionBlock + Lane() % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < kAttentionBlock / 2; ++i) {
+      const int32_t key = first_key + i / 4 * 8 + i % 2;
+      const KeyRange& keys = visible[i / 2 % 2];
+      if (key < keys.first || key >= keys.end) scores[i] = -INFINITY;
+    }
+  }
+
+  // Turns scores into weights relative to the new maxima, still as floats, and says by what outputs so far
+  // are to be multiplied. A row that sees nothing of the block keeps all its bits: factor 1, weights 0.
+  __device__ __forceinline__ void Weigh(float scale_log2, float (&factor)[2]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float best = -INFINITY;
+#pragma unroll
+      for (int j = 0; j < kAttentionBlock / 8; ++j) {
+        best = fmaxf(best, fmaxf(scores[4 * j + 2 * half], scores[4 * j + 2 * half + 1]));
+      }
+      best = fmaxf(best, __shfl_xor_sync(0xffffffffu, best, 1));
+      best = fmaxf(best, __shfl_xor_sync(0xffffffffu, best, 2));
+      const float before = maximum[half], now = fmaxf(before, best * scale_log2);
+      const float reference = now == -INFINITY ? 0.0f : now;
+      maximum[half] = now;
+      factor[half] = ptx::Exp2(before - reference);
+#pragma unroll
+      for (int j = 0; j < kAttentionBlock / 8; ++j) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          float& score = scores[4 * j + 2 * half + e];
+          score = ptx::Exp2(fmaf(score, scale_log2, -reference));
+        }
+      }
+    }
+  }
+
+  // Rounds the weights for the next product; sums are those of the rounded weights, so that they add up to 1.
+  __device__ __forceinline__ void PackWeights(const float (&factor)[2]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float total = 0;
+#pragma unroll
+      for (int j = 0; j < kAttentionBlock / 8; ++j) {
+        const uint32_t pair = PackBf16(scores[4 * j + 2 * half], scores[4 * j + 2 * half + 1]);
+        weights[j / 2][j % 2 * 2 + half] = pair;
+        total += __uint_as_float(pair << 16) + __uint_as_float(pair & 0xffff0000u);
+      }
+      sum[half] = fmaf(sum[half], factor[half], total);
+    }
+  }
+
+  __device__ __forceinline__ void Rescale(const float (&factor)[2]) {
+    if (!__any_sync(0xffffffffu, factor[0] != 1 || factor[1] != 1)) return;
+#pragma unroll
+    for (int i = 0; i < kDim / 2; ++i) outputs[i] *= factor[i / 2 % 2];
+  }
+
+  static __device__ __forceinline__ void Release(uint32_t empty) {
+    __syncwarp();
+    if (Lane() == 0) ptx::BarrierArrive(empty);
+  }
+
+  // Blocks [first, end), at least one, whose keys lie at `place`.
+  __device__ __forceinline__ void Run(const BlockState<kDim>& state, const MaskFree& mask_free,
+                                      float scale_log2, int32_t first, int32_t end, Place place) {
+    const uint32_t queries = state.queries + Group() * Shape::kBlockBytes;
+    float factor[2];
+    ptx::BarrierWaitEndless(state.Full(place), place.Parity());
+    ptx::WgmmaFence();
+    StartScores(queries, state.StageAt(place));
+    ptx::WgmmaWait<0>();
+    ptx::KeepInPlace(scores);
+    Release(state.Empty(place));
+    if (!mask_free.Has(first)) Mask(first);
+    Weigh(scale_log2, factor);
+    PackWeights(factor);
+    for (int32_t block = first + 1; block < end; ++block, place = place + 2) {
+      const Place keys = place + 2, values = place + 1;
+      ptx::BarrierWaitEndless(state.Full(values), values.Parity());
+      ptx::BarrierWaitEndless(state.Full(keys), keys.Parity());
+      ptx::KeepInPlace(outputs);
+      ptx::WgmmaFence();
+      StartScores(queries, state.StageAt(keys));
+      StartOutputs(state.StageAt(values));
+      ptx::WgmmaWait<1>();
+      ptx::KeepInPlace(scores);
+      Release(state.Empty(keys));
+      if (!mask_free.Has(block)) Mask(block);
+      Weigh(scale_log2, factor);
+      ptx::WgmmaWait<0>();
+      ptx::KeepInPlace(outputs);
+      Release(state.Empty(values));
+      ptx::KeepInPlace(scores);  // the product has read the weights before
+      PackWeights(factor);
+      Rescale(factor);
+    }
+    const Place values = place + 1;
+    ptx::BarrierWaitEndless(state.Full(values), values.Parity());
+    ptx::KeepInPlace(outputs);
+    ptx::WgmmaFence();
+    StartOutputs(state.StageAt(values));
+    ptx::WgmmaWait<0>();
+    ptx::KeepInPlace(outputs);
+    Release(state.Empty(values));
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      sum[half] += __shfl_xor_sync(0xffffffffu, sum[half], 1);
+      sum[half] += __shfl_xor_sync(0xffffffffu, sum[half], 2);
+    }
+  }
+
+  // Calls f(half, row, column, outputs[0], outputs[1]) for the pairs of neighbouring columns of the item's
+  // rows.
+  template <typename F>
+  __device__ __forceinline__ void ForPairs(int rows, const F& f) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = Row(half);
+      if (row >= rows) continue;
+#pragma unroll
+      for (int j = 0; j < kDim / 8; ++j) {
+        f(half, row, 8 * j + Lane() % 4 * 2, outputs[4 * j + 2 * half], outputs[4 * j + 2 * half + 1]);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void WritePartial(float* slot, int rows, int32_t tile_rows) {
+    ForPairs(rows, [&](int, int row, int column, float first, float second) {
+      *reinterpret_cast<float2*>(slot + row * kDim + column) = make_float2(first, second);
+    });
+    if (Lane() % 4 != 0) return;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (Row(half) >= rows) continue;
+      slot[tile_rows * kDim + Row(half)] = maximum[half];
+      slot[tile_rows * (kDim + 1) + Row(half)] = sum[half];
+    }
+  }
+
+  // The split is merged into what `slot` holds of the splits before it (nothing when `is_first`); outputs lie
+  // in the slot then, `total_sum` is theirs.
+  __device__ __forceinline__ void MergeInto(float* slot, int rows, bool is_first, float (&total_maximum)[2],
+                                            float (&total_sum)[2]) {
+    MergeFactors factors[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (is_first) total_sum[half] = 0;
+      factors[half] = MergeRow(total_maximum[half], total_sum[half], maximum[half], sum[half]);
+    }
+    // A few at a time: all at once there are no registers.
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (Row(half) >= rows) continue;
+      float* row = slot + Row(half) * kDim + Lane() % 4 * 2;
+      const MergeFactors& f = factors[half];
+#pragma unroll
+      for (int j = 0; j < kDim / 8; j += 4) {
+        float2 before[4] = {};
+        if (!is_first) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) before[i] = *reinterpret_cast<const float2*>(row + 8 * (j + i));
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float* own = &outputs[4 * (j + i) + 2 * half];
+          *reinterpret_cast<float2*>(row + 8 * (j + i)) = make_float2(
+              fmaf(own[0], f.take, before[i].x * f.keep), fmaf(own[1], f.take, before[i].y * f.keep));
+        }
+        asm volatile("" ::: "memory");
+      }
+    }
+  }
+
+  __device__ __forceinline__ void WriteOutputs(const AttentionTask& task, const Item& item) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = Row(half);
+      if (row >= item.rows) continue;
+      const int64_t to = item.segment.first_row + item.Token(row);
+      const int32_t head = item.Head(row);
+#pragma unroll
+      for (int j = 0; j < kDim / 8; ++j) {
+        WriteRow(task, to, head, 8 * j + Lane() % 4 * 2, Normalized(outputs[4 * j + 2 * half], sum[half]),
+                 Normalized(outputs[4 * j + 2 * half + 1], sum[half]));
+      }
+    }
+  }
+};
+
+// The outputs of an item whose splits have been merged into `slot`; the same thread has written what it
+// reads.
+template <int kDim>
+__device__ __forceinline__ void WriteMerged(const AttentionTask& task, const Item& item, const float* slot,
+                                            const float (&sum)[2]) {
+  using Tile = GroupTile<kDim>;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = Tile::Row(half);
+    if (row >= item.rows) continue;
+    const int64_t to = item.segment.first_row + item.Token(row);
+    const int32_t head = item.Head(row);
+#pragma unroll 4
+    for (int column = Tile::Lane() % 4 * 2; column < kDim; column += 8) {
+      const float2 pair = *reinterpret_cast<const float2*>(slot + row * kDim + column);
+      WriteRow(task, to, head, column, Normalized(pair.x, sum[half]), Normalized(pair.y, sum[half]));
+    }
+  }
+}
+
+template <int kDim>
+__device__ __forceinline__ void Compute(const AttentionTask& task, const ItemTable& table, bool is_split,
+                                        int32_t tile_rows, const BlockState<kDim>& state) {
+  using Tile = GroupTile<kDim>;
+  typename BlockState<kDim>::Place place;
+  for (uint32_t n = 0;; ++n) {
+    const int32_t index = state.TakeItem(n);
+    if (index < 0) break;
+    const Item item = ItemAt(task, table, is_split, tile_rows, index);
+    const int32_t blocks = item.end_block - item.first_block;
+    ptx::BarrierWaitEndless(ptx::SharedAddress(&state.barriers->queries_full), n % 2);
+    if (Tile::Group() * kGroupRows >= item.rows) {  // nothing to do but to let the ring go on
+      for (int32_t i = 0; i < 2 * blocks; ++i, place = place + 1) {
+        ptx::BarrierWaitEndless(state.Full(place), place.Parity());
+        Tile::Release(state.Empty(place));
+      }
+      Tile::Release(ptx::SharedAddress(&state.barriers->queries_empty));
+      continue;
+    }
+    const MaskFree mask_free(task, item);
+    Tile tile;
+    tile.Clear();
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int32_t position = item.Position(Tile::Row(half));
+      tile.visible[half] = VisibleKeys(task, item.segment, item.context_start, position, position);
+    }
+    float* slot = task.workspace +
+                  int64_t{is_split ? index : static_cast<int32_t>(blockIdx.x)} * tile_rows * (kDim + 2);
+    float total_maximum[2] = {}, total_sum[2] = {};
+    bool is_first = true;
+    for (int32_t block = item.first_block; block < item.end_block;) {
+      const int32_t end = min(item.end_block, task.schedule.FirstBlock(task.schedule.SplitOf(block) + 1));
+      tile.Run(state, mask_free, task.scale_log2, block, end, place);
+      place = place + static_cast<uint32_t>(2 * (end - block));
+      block = end;
+      const bool is_last = block == item.end_block;
+      if (!item.is_final || (is_first && is_last)) break;
+      tile.MergeInto(slot, item.rows, is_first, total_maximum, total_sum);
+      is_first = false;
+      if (!is_last) tile.Clear();
+    }
+    Tile::Release(ptx::SharedAddress(&state.barriers->queries_empty));
+    if (item.is_final) {
+      if (is_first) {
+        tile.WriteOutputs(task, item);
+      } else {
+        WriteMerged<kDim>(task, item, slot, total_sum);
+      }
+    } else {
+      tile.WritePartial(slot, item.rows, tile_rows);
+    }
+  }
+}
+
+template <int kDim>
+__global__ void __launch_bounds__(kWgmmaThreads, 1)
+    WgmmaAttentionKernel(const __grid_constant__ CUtensorMap k_map, const __grid_constant__ CUtensorMap v_map,
+                         const AttentionTask task, int32_t tile_rows) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  using Shape = WgmmaShape<kDim>;
+  extern __shared__ uint8_t shared_memory[];
+  __shared__ ItemTable table;
+  __shared__ Barriers<Shape::kStages> barriers;
+  __shared__ int32_t item_of[2];
+  LetNextKernelStart();
+  const uint32_t shared = (ptx::SharedAddress(shared_memory) + 1023u) & ~1023u;
+  const BlockState<kDim> state = {shared, shared + kGroups * Shape::kBlockBytes, &barriers, item_of};
+  if (threadIdx.x == 0) {
+    ptx::PrefetchTensorMap(&k_map);
+    ptx::PrefetchTensorMap(&v_map);
+    for (int i = 0; i < Shape::kStages; ++i) {
+      ptx::BarrierInit(ptx::SharedAddress(&barriers.full[i]), 1);
+      ptx::BarrierInit(ptx::SharedAddress(&barriers.empty[i]), kConsumerWarps);
+    }
+    for (int i = 0; i < Shape::kStages / 2; ++i) ptx::BarrierInit(ptx::SharedAddress(&barriers.gather[i]), 1);
+    ptx::BarrierInit(ptx::SharedAddress(&barriers.queries_full), 1);
+    ptx::BarrierInit(ptx::SharedAddress(&barriers.queries_empty), kConsumerWarps);
+    for (int i = 0; i < 2; ++i) {
+      ptx::BarrierInit(ptx::SharedAddress(&barriers.item_full[i]), 1);
+      ptx::BarrierInit(ptx::SharedAddress(&barriers.item_empty[i]), kConsumerWarps + kGatherThreads / 32);
+    }
+    ptx::BarrierInitFence();
+  }
+  WaitForPreviousKernel();
+  BuildItemTable(task, tile_rows, table);  // and a barrier
+  const bool is_split = IsSplit(task, table);
+  const int32_t items = is_split ? table.of_splits[task.segment_count] : table.of_tiles[task.segment_count];
+  // The same for a whole warp, in a way that the compiler sees.
+  if (__shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kGroupThreads, 0) == 0) {
+    ptx::GiveRegisters<40>();
+    if (threadIdx.x < 32) {
+      CopyBlocks<kDim>(task, &k_map, &v_map, table, is_split, items, tile_rows, state);
+    } else {
+      GatherRows<kDim>(task, table, is_split, tile_rows, state);
+    }
+  } else {
+    ptx::TakeRegisters<232>();
+    Compute<kDim>(task, table, is_split, tile_rows, state);
+  }
+#endif
+}
+
+}  // namespace
+
+template <int kDim>
+cudaError_t LaunchWgmmaAttention(AttentionTask task, int32_t tile_rows, int64_t items, int64_t rows,
+                                 ConstMatrixView block_k, ConstMatrixView block_v,
+                                 const CudaContext& context) {
+  using Shape = WgmmaShape<kDim>;
+  const auto kernel = WgmmaAttentionKernel<kDim>;
+  const int64_t blocks = std::min<int64_t>(items, context.multiprocessors);
+  const int64_t slots =
+      kWorkspaceBytes / (int64_t{tile_rows} * (kDim + 2) * static_cast<int64_t>(sizeof(float)));
+  if (slots < blocks) return cudaErrorNotSupported;
+  task.slots = static_cast<int32_t>(slots);
+  // Set at every call: it belongs to the device, and costs less than remembering where it has been set.
+  cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::kSharedBytes);
+  if (error != cudaSuccess) return error;
+  CUtensorMap k_map, v_map;
+  error = MakeRowsTensorMap(block_k, kAttentionBlock, BoxLayout::kSwizzled, &k_map);
+  if (error == cudaSuccess) error = MakeRowsTensorMap(block_v, kAttentionBlock, BoxLayout::kSwizzled, &v_map);
+  if (error != cudaSuccess) return error;
+  const LaunchShape shape = {
+      .grid = Grid(blocks), .block = dim3(kWgmmaThreads), .shared_bytes = Shape::kSharedBytes};
+  error = Launch(context, shape, kernel, k_map, v_map, task, tile_rows);
+  if (error != cudaSuccess || !task.may_split) return error;
+  return LaunchMerge<kDim>(task, tile_rows, rows, context);
+}
+
+}  // namespace dflash
