@@ -6,6 +6,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdlib>
 #include <random>
@@ -211,11 +212,12 @@ TEST(GroupLife, AGroupOfTwoSurvivesWhatHappensToItsRanks) {
 
 // Every rank, every phase, every fault, in an order that differs between seeds.
 TEST(GroupLife, FiftyCycles) {
-  Range range(3);
+  constexpr int kRanks = 4;
+  Range range(kRanks);
   ASSERT_NE(range.server().channel(), nullptr);
   std::vector<Strike> strikes;
   for (const Phase phase : {Phase::kForming, Phase::kLoading, Phase::kIdle, Phase::kMidStep}) {
-    for (int rank = 0; rank < 3; ++rank) {
+    for (int rank = 0; rank < kRanks; ++rank) {
       strikes.push_back({phase, Fault::kKill, rank});
       strikes.push_back({phase, Fault::kStop, rank});
       if (phase != Phase::kForming) strikes.push_back({phase, Fault::kDropRanks, rank});
