@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/check.h"
+#include "base/host_port.h"
 #include "base/json_object.h"
 
 namespace dflash {
@@ -23,10 +24,10 @@ Setter SetText(std::string* target) {
   };
 }
 
-template <typename Target>
-Setter SetInteger(int64_t min, int64_t max, Target* target) {
+template <typename Number, typename Target>
+Setter SetInteger(Number min, Number max, Target* target) {
   return [=](const std::string& text) -> absl::Status {
-    int64_t parsed = 0;
+    Number parsed = 0;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), parsed);
     if (error != std::errc() || end != text.data() + text.size() || parsed < min || parsed > max) {
       return absl::InvalidArgumentError(absl::StrCat("must be a whole number from ", min, " to ", max));
@@ -86,6 +87,24 @@ void FlagParser::Integer(std::string name, std::string value, std::string help, 
 void FlagParser::Integer(std::string name, std::string value, std::string help, int64_t min, int64_t max,
                          std::optional<int64_t>* target) {
   Add({std::move(name), std::move(value), std::move(help), "", SetInteger(min, max, target)});
+}
+
+void FlagParser::Integer(std::string name, std::string value, std::string help, uint64_t min, uint64_t max,
+                         std::optional<uint64_t>* target) {
+  Add({std::move(name), std::move(value), std::move(help), "", SetInteger(min, max, target)});
+}
+
+void FlagParser::Address(std::string name, std::string help, int min_port, std::string* target) {
+  Add({std::move(name), "HOST:PORT", std::move(help), *target,
+       [target, min_port](const std::string& text) -> absl::Status {
+         const auto parsed = SplitHostPort(text);
+         if (!parsed.ok() || parsed->second < min_port) {
+           return absl::InvalidArgumentError(
+               absl::StrCat("must be HOST:PORT with a port from ", min_port, " to 65535"));
+         }
+         *target = text;
+         return absl::OkStatus();
+       }});
 }
 
 void FlagParser::Number(std::string name, std::string value, std::string help, double min, double max,

@@ -30,8 +30,12 @@ class FlagParser {
   // The same without a default: the target stays empty unless the flag is given.
   void Integer(std::string name, std::string value, std::string help, int64_t min, int64_t max,
                std::optional<int64_t>* target);
+  void Integer(std::string name, std::string value, std::string help, uint64_t min, uint64_t max,
+               std::optional<uint64_t>* target);
   void Number(std::string name, std::string value, std::string help, double min, double max,
               std::optional<double>* target);
+  // HOST:PORT with a port in [min_port, 65535] (base/host_port.h).
+  void Address(std::string name, std::string help, int min_port, std::string* target);
   // Takes no value: the target becomes true.
   void Switch(std::string name, std::string help, bool* target);
   // An argument without dashes, in the order of registration. Required.

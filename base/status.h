@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 
 // Returns from the enclosing function when `expr` is not OK.
@@ -32,6 +33,21 @@ namespace dflash {
 inline absl::Status Annotate(const absl::Status& status, const std::string& where) {
   if (status.ok()) return status;
   return absl::Status(status.code(), absl::StrCat(where, ": ", status.message()));
+}
+
+// A machine-readable reason (proto/dflash/v1/inference.proto lists them) that travels with a status from
+// where it arises to the client, across modules and processes.
+inline constexpr char kReasonPayload[] = "dflashd/reason";
+
+inline absl::Status WithReason(absl::Status status, const std::string& reason) {
+  status.SetPayload(kReasonPayload, absl::Cord(reason));
+  return status;
+}
+
+// "" when there is none.
+inline std::string ReasonOf(const absl::Status& status) {
+  const auto reason = status.GetPayload(kReasonPayload);
+  return reason.has_value() ? std::string(*reason) : std::string();
 }
 
 }  // namespace dflash

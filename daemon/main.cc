@@ -72,9 +72,8 @@ FlagParser MakeParser(Flags& flags) {
   parser.Text("model", "DIR", "folder of the target's checkpoint; required", &flags.model);
   parser.Text("draft-model", "DIR", "folder of the drafter's checkpoint; empty: plain decoding",
               &flags.draft_model);
-  parser.Text("listen", "HOST:PORT", "where gRPC clients connect; port 0 takes a free one", &flags.listen);
-  parser.Text("ops-listen", "HOST:PORT", "where /metrics, /livez, /readyz are served over HTTP",
-              &flags.ops_listen);
+  parser.Address("listen", "where gRPC clients connect; port 0 takes a free one", 0, &flags.listen);
+  parser.Address("ops-listen", "where /metrics, /livez, /readyz are served over HTTP", 0, &flags.ops_listen);
   parser.Integer("tp", "N", "tensor-parallel ranks of the worker group", 1, 8, &flags.tp);
   parser.Choice("communicator", {"auto", "host", "nccl"},
                 "how ranks exchange data; auto: nccl with CUDA, host (shared memory) without",
@@ -367,12 +366,6 @@ int Main(int argc, char** argv) {
        {std::pair("--model", &flags.model), std::pair("--draft-model", &flags.draft_model)}) {
     if (!folder->empty() && !std::filesystem::is_directory(*folder)) {
       return Fail(kExitBadModel, absl::StrCat(name, ": ", *folder, " is no folder"));
-    }
-  }
-  for (const auto& [name, address] :
-       {std::pair("--listen", &flags.listen), std::pair("--ops-listen", &flags.ops_listen)}) {
-    if (absl::Status status = SplitHostPort(*address).status(); !status.ok()) {
-      return Fail(kExitBadFlags, absl::StrCat(name, ": ", std::string(status.message())));
     }
   }
   if (flags.model_name.empty()) {

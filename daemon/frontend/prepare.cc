@@ -7,6 +7,7 @@
 #include <variant>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "base/status.h"
 #include "daemon/request/request_error.h"
 
@@ -18,8 +19,9 @@ absl::Status CheckFloat(const std::optional<float>& value, const char* field, fl
   if (!value.has_value()) return absl::OkStatus();
   const bool ok = std::isfinite(*value) && *value <= max && (min_allowed ? *value >= min : *value > min);
   if (ok) return absl::OkStatus();
-  return BadParameter(field, absl::StrCat("must be ", min_allowed ? "from " : "above ", min,
-                                          min_allowed ? " to " : " and at most ", max, ", not ", *value));
+  // All digits of the value: 1.0000001 is not "1".
+  return BadParameter(field, absl::StrFormat("must be %s %g %s %g, not %.9g", min_allowed ? "from" : "above",
+                                             min, min_allowed ? "to" : "and at most", max, *value));
 }
 
 absl::Status CheckTokens(const std::vector<uint32_t>& ids, const std::string& field, int64_t vocabulary) {

@@ -1,6 +1,5 @@
 #include "daemon/ops/ops_server.h"
 
-#include <charconv>
 #include <chrono>
 #include <optional>
 #include <thread>
@@ -11,6 +10,7 @@
 #include <boost/beast/http.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "base/host_port.h"
 #include "base/status.h"
 
 namespace dflash {
@@ -138,22 +138,6 @@ absl::StatusOr<std::unique_ptr<OpsServer>> OpsServer::Start(const std::string& a
   auto impl = std::make_unique<Impl>(std::move(handler));
   DFLASH_RETURN_IF_ERROR(impl->Listen(host_port.first, host_port.second));
   return std::unique_ptr<OpsServer>(new OpsServer(std::move(impl)));
-}
-
-absl::StatusOr<std::pair<std::string, int>> SplitHostPort(const std::string& address) {
-  const size_t colon = address.rfind(':');
-  std::string host = address.substr(0, colon);
-  if (host.size() >= 2 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
-  int port = -1;
-  if (colon != std::string::npos && !host.empty()) {
-    const char* end = address.data() + address.size();
-    const auto [parsed_to, error] = std::from_chars(address.data() + colon + 1, end, port);
-    if (error != std::errc() || parsed_to != end) port = -1;
-  }
-  if (port < 0 || port > 65535) {
-    return absl::InvalidArgumentError(absl::StrCat("\"", address, "\" is no HOST:PORT"));
-  }
-  return std::pair(host, port);
 }
 
 }  // namespace dflash

@@ -36,7 +36,4 @@ class OpsServer {
   std::unique_ptr<Impl> impl_;
 };
 
-// "HOST:PORT" or "[V6]:PORT" into host and port. InvalidArgument, naming the address.
-absl::StatusOr<std::pair<std::string, int>> SplitHostPort(const std::string& address);
-
 }  // namespace dflash

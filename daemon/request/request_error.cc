@@ -2,11 +2,11 @@
 
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
+#include "base/status.h"
 
 namespace dflash {
 namespace {
 
-constexpr char kReasonUrl[] = "dflashd/reason";
 constexpr char kFieldUrl[] = "dflashd/field";
 constexpr char kRetryUrl[] = "dflashd/retry_after_ns";
 constexpr char kMetadataPrefix[] = "dflashd/metadata/";
@@ -41,10 +41,11 @@ std::string ReasonOfCode(absl::StatusCode code) {
 absl::Status WithDetails(absl::Status status, const ErrorDetails& details) {
   if (status.ok()) return status;
   absl::Status result(status.code(), status.message());
-  result.SetPayload(kReasonUrl, absl::Cord(details.reason));
+  result.SetPayload(kReasonPayload, absl::Cord(details.reason));
   if (!details.field.empty()) result.SetPayload(kFieldUrl, absl::Cord(details.field));
   if (details.retry_after.has_value()) {
-    result.SetPayload(kRetryUrl, absl::Cord(absl::StrCat(absl::ToInt64Nanoseconds(*details.retry_after))));
+    const std::string ns = absl::StrCat(absl::ToInt64Nanoseconds(*details.retry_after));
+    result.SetPayload(kRetryUrl, absl::Cord(ns));
   }
   for (const auto& [key, value] : details.metadata) {
     result.SetPayload(absl::StrCat(kMetadataPrefix, key), absl::Cord(value));
@@ -58,7 +59,7 @@ ErrorDetails DetailsOf(const absl::Status& status) {
   status.ForEachPayload([&](absl::string_view url, const absl::Cord& payload) {
     const std::string value(payload);
     const std::string key(url);
-    if (key == kReasonUrl) details.reason = value;
+    if (key == kReasonPayload) details.reason = value;
     if (key == kFieldUrl) details.field = value;
     if (key == kRetryUrl) details.retry_after = absl::Nanoseconds(std::stoll(value));
     if (key.rfind(kMetadataPrefix, 0) == 0) {

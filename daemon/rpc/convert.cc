@@ -1,13 +1,10 @@
 #include "daemon/rpc/convert.h"
 
 #include <algorithm>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "daemon/request/request_error.h"
-#include "google/protobuf/descriptor.h"
-#include "google/protobuf/unknown_field_set.h"
 
 namespace dflash {
 namespace {
@@ -74,28 +71,6 @@ absl::StatusOr<SpeculationChoice> FromMessage(v1::SpeculationMode mode) {
 
 }  // namespace
 
-absl::Status RefuseUnknownFields(const google::protobuf::Message& message) {
-  const google::protobuf::Reflection& reflection = *message.GetReflection();
-  const google::protobuf::UnknownFieldSet& unknown = reflection.GetUnknownFields(message);
-  if (!unknown.empty()) {
-    return NotInThisBuild(
-        absl::StrCat("field ", unknown.field(0).number(), " of ", message.GetDescriptor()->full_name()));
-  }
-  std::vector<const google::protobuf::FieldDescriptor*> fields;
-  reflection.ListFields(message, &fields);
-  for (const google::protobuf::FieldDescriptor* field : fields) {
-    if (field->cpp_type() != google::protobuf::FieldDescriptor::CPPTYPE_MESSAGE) continue;
-    if (!field->is_repeated()) {
-      DFLASH_RETURN_IF_ERROR(RefuseUnknownFields(reflection.GetMessage(message, field)));
-      continue;
-    }
-    for (int i = 0; i < reflection.FieldSize(message, field); ++i) {
-      DFLASH_RETURN_IF_ERROR(RefuseUnknownFields(reflection.GetRepeatedMessage(message, field, i)));
-    }
-  }
-  return absl::OkStatus();
-}
-
 ChatPrompt FromMessage(const v1::ChatPrompt& message) {
   ChatPrompt chat;
   for (const v1::ChatMessage& turn : message.messages()) {
@@ -114,7 +89,6 @@ ChatPrompt FromMessage(const v1::ChatPrompt& message) {
 }
 
 absl::StatusOr<ClientRequest> FromMessage(const v1::GenerateRequest& message) {
-  DFLASH_RETURN_IF_ERROR(RefuseUnknownFields(message));
   DFLASH_RETURN_IF_ERROR(RefuseUnbuilt(message));
   ClientRequest request;
   request.id = message.request_id();

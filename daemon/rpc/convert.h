@@ -11,12 +11,8 @@
 #include "daemon/request/client_request.h"
 #include "daemon/request/group_request.h"
 #include "dflash/v1/generation.pb.h"
-#include "google/protobuf/message.h"
 
 namespace dflash {
-
-// Unimplemented for a field, at any depth, that this build's protos do not have (a newer client set it).
-absl::Status RefuseUnknownFields(const google::protobuf::Message& message);
 
 // Takes over a request. Unimplemented, naming the field, for what is not built; InvalidArgument for an
 // unknown enum value. Values are not checked otherwise (daemon/frontend/prepare.h does that).

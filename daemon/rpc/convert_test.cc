@@ -79,12 +79,6 @@ TEST(FromMessage, RefusesWhatItDoesNotKnow) {
   request.set_text("hello");
   request.mutable_speculation()->set_mode(static_cast<v1::SpeculationMode>(77));
   EXPECT_EQ(DetailsOf(FromMessage(request).status()).field, "speculation.mode");
-  request.clear_speculation();
-  // Field 4000 of Sampling, a varint.
-  ASSERT_TRUE(request.mutable_sampling()->ParseFromString("\x80\xfa\x01\x01"));
-  const absl::Status status = FromMessage(request).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("field 4000 of dflash.v1.Sampling"));
 }
 
 TEST(FromMessage, TellsUnsetFromZero) {
@@ -189,6 +183,22 @@ TEST(ToGrpcStatus, CarriesDetails) {
   EXPECT_EQ(retry.retry_delay().nanos(), 500'000'000);
   EXPECT_TRUE(ToGrpcStatus(absl::OkStatus()).ok());
   EXPECT_EQ(DetailsOf(absl::InternalError("x")).reason, "BUG");
+}
+
+// A client's own words must not make the trailers too long for itself.
+TEST(ToGrpcStatus, CutsLongMessages) {
+  for (const std::string& word :
+       {std::string("x"), std::string("\xc3\xbc"), std::string("\xf0\x9f\x98\x80")}) {
+    std::string text;
+    while (text.size() < 100'000) text += word;
+    const grpc::Status status = ToGrpcStatus(BadParameter("chat", text));
+    EXPECT_LE(status.error_message().size(), 1024u);
+    EXPECT_GE(status.error_message().size(), 1000u);
+    EXPECT_TRUE(status.error_message().ends_with(word + "...")) << status.error_message();
+    EXPECT_LE(status.error_details().size(), 3000u);
+  }
+  EXPECT_EQ(ToGrpcStatus(absl::InternalError(std::string(1024, 'x'))).error_message(),
+            std::string(1024, 'x'));
 }
 
 }  // namespace

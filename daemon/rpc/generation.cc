@@ -9,12 +9,13 @@
 #include "absl/time/clock.h"
 #include "daemon/request/request_error.h"
 #include "daemon/rpc/grpc_status.h"
+#include "daemon/rpc/message_bytes.h"
 #include "spdlog/spdlog.h"
 
 namespace dflash {
 
 // Forwards gRPC's reactions and keeps the generation alive as long as gRPC may call.
-class Generation::Reactor final : public grpc::ServerWriteReactor<v1::GenerateResponse> {
+class Generation::Reactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
  public:
   explicit Reactor(std::shared_ptr<Generation> generation) : generation_(std::move(generation)) {}
   void OnWriteDone(bool ok) override { generation_->OnWritten(ok); }
@@ -38,7 +39,7 @@ Generation::Generation(Dispatcher* dispatcher, RequestMetrics* metrics, StreamFa
       buffer_(options),
       timeline_(metrics, received) {}
 
-grpc::ServerWriteReactor<v1::GenerateResponse>* Generation::NewReactor(grpc::CallbackServerContext* context) {
+grpc::ServerWriteReactor<grpc::ByteBuffer>* Generation::NewReactor(grpc::CallbackServerContext* context) {
   absl::MutexLock lock(&mutex_);
   context_ = context;
   reactor_ = new Reactor(shared_from_this());
@@ -184,19 +185,20 @@ void Generation::SendNext() {
   if (!end_ || end_->ok()) {
     std::optional<StreamEvent> event = client_gone_ ? std::nullopt : buffer_.Next();
     if (event) {
-      message_.Clear();
-      message_.set_seq(next_seq_++);
+      v1::GenerateResponse message;
+      message.set_seq(next_seq_++);
       if (const auto* started = std::get_if<StartedOutput>(&*event)) {
-        *message_.mutable_started() = ToMessage(*started, facts_);
+        *message.mutable_started() = ToMessage(*started, facts_);
       } else if (const auto* chunk = std::get_if<OutputChunk>(&*event)) {
-        *message_.mutable_chunk() = ToMessage(*chunk);
+        *message.mutable_chunk() = ToMessage(*chunk);
       } else {
-        *message_.mutable_finished() =
+        *message.mutable_finished() =
             ToMessage(std::get<FinishedOutput>(*event), facts_, cached_tokens_, timeline_);
       }
       writing_ = true;
       last_call_ = absl::Now();
-      reactor_->StartWrite(&message_);
+      written_ = ToByteBuffer(message);
+      reactor_->StartWrite(&written_);
       return;
     }
   }

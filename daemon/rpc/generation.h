@@ -1,6 +1,7 @@
 // One Generate call: the client's stream on one side, the dispatcher's reports on the other.
 #pragma once
 
+#include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/server_callback.h>
 
 #include <functional>
@@ -29,7 +30,7 @@ class Generation final : public OutputListener, public std::enable_shared_from_t
              std::function<void(const Generation&, const absl::Status&)> ended);
 
   // The gRPC side of the call of `context`. It deletes itself when gRPC is done with it; call once.
-  grpc::ServerWriteReactor<v1::GenerateResponse>* NewReactor(grpc::CallbackServerContext* context);
+  grpc::ServerWriteReactor<grpc::ByteBuffer>* NewReactor(grpc::CallbackServerContext* context);
 
   // Queues the prepared request. Ends the stream with the error when it is not taken.
   void Submit(const GroupRequest& request);
@@ -76,7 +77,7 @@ class Generation final : public OutputListener, public std::enable_shared_from_t
   absl::Time last_call_ ABSL_GUARDED_BY(mutex_);  // of StartWrite or Finish
   bool client_gone_ ABSL_GUARDED_BY(mutex_) = false;
   uint64_t next_seq_ ABSL_GUARDED_BY(mutex_) = 0;
-  v1::GenerateResponse message_ ABSL_GUARDED_BY(mutex_);  // being written while writing_
+  grpc::ByteBuffer written_ ABSL_GUARDED_BY(mutex_);  // in the write that is under way while writing_
 };
 
 }  // namespace dflash

@@ -59,6 +59,7 @@ class GroupClient::Impl final : public grpc::ClientBidiReactor<wire::ServeReques
         stub_->async()->Serve(&serve_context_, this);
         serving_ = true;
       }
+      if (info_.has_metrics()) on_metrics_(FromMessage(info_.metrics()));
       events_->OnReady(group_, *info);
       heartbeats_ = std::thread([this] { Heartbeats(); });
       AddHold();  // writes start outside of reactions; given back when the stream has broken

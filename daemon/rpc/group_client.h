@@ -25,7 +25,8 @@ class GroupClient final : public Group {
   };
 
   // `events` is not owned, must outlive the object, and hears OnLost
-  // exactly once in the end. `on_metrics` gets each snapshot of the group's metrics.
+  // exactly once in the end. `on_metrics` gets each snapshot of the group's metrics, the first
+  // before OnReady.
   GroupClient(Options options, GroupEvents* events,
               std::function<void(std::vector<prometheus::MetricFamily>)> on_metrics);
   // Starts to connect and returns at once; once, after whoever hears the events knows this group.

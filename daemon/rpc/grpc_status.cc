@@ -3,15 +3,31 @@
 #include "daemon/request/request_error.h"
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
+#include "text/utf8.h"
 
 namespace dflash {
+namespace {
+
+// A status travels in the trailers, which clients take up to 8 KiB of: the text three times, with each byte
+// that is not ASCII written as three. A template's own words may hold all of a message.
+constexpr size_t kMaxMessageBytes = 1024;
+
+std::string CutMessage(absl::string_view message) {
+  if (message.size() <= kMaxMessageBytes) return std::string(message);
+  std::string cut;
+  AppendWellFormed(std::string_view(message.data(), kMaxMessageBytes - 3), cut);
+  return cut + "...";
+}
+
+}  // namespace
 
 grpc::Status ToGrpcStatus(const absl::Status& status) {
   if (status.ok()) return grpc::Status::OK;
   const ErrorDetails details = DetailsOf(status);
   google::rpc::Status message;
   message.set_code(static_cast<int>(status.code()));
-  message.set_message(std::string(status.message()));
+  const std::string text = CutMessage(status.message());
+  message.set_message(text);
   google::rpc::ErrorInfo info;
   info.set_domain("dflashd");
   info.set_reason(details.reason);
@@ -21,7 +37,7 @@ grpc::Status ToGrpcStatus(const absl::Status& status) {
     google::rpc::BadRequest bad;
     google::rpc::BadRequest::FieldViolation* violation = bad.add_field_violations();
     violation->set_field(details.field);
-    violation->set_description(std::string(status.message()));
+    violation->set_description(text);
     message.add_details()->PackFrom(bad);
   }
   if (details.retry_after.has_value()) {
@@ -32,8 +48,7 @@ grpc::Status ToGrpcStatus(const absl::Status& status) {
     message.add_details()->PackFrom(retry);
   }
   // absl and gRPC codes have equal numbers.
-  return {static_cast<grpc::StatusCode>(status.code()), std::string(status.message()),
-          message.SerializeAsString()};
+  return {static_cast<grpc::StatusCode>(status.code()), text, message.SerializeAsString()};
 }
 
 }  // namespace dflash

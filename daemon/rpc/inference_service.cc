@@ -18,6 +18,7 @@
 #include "daemon/rpc/convert.h"
 #include "daemon/rpc/generation.h"
 #include "daemon/rpc/grpc_status.h"
+#include "daemon/rpc/message_bytes.h"
 #include "dflash/v1/inference.grpc.pb.h"
 
 namespace dflash {
@@ -61,7 +62,15 @@ v1::GroupState StateOf(Dispatcher::GroupState state) {
 
 }  // namespace
 
-class InferenceService::Impl final : public v1::InferenceService::CallbackService {
+// Takes bytes in every method (message_bytes.h says why).
+using RawService = v1::InferenceService::WithRawCallbackMethod_Generate<
+    v1::InferenceService::WithRawCallbackMethod_Cancel<v1::InferenceService::WithRawCallbackMethod_Tokenize<
+        v1::InferenceService::WithRawCallbackMethod_Detokenize<
+            v1::InferenceService::WithRawCallbackMethod_RenderChat<
+                v1::InferenceService::WithRawCallbackMethod_GetModelInfo<
+                    v1::InferenceService::WithRawCallbackMethod_GetLoad<v1::InferenceService::Service>>>>>>>;
+
+class InferenceService::Impl final : public RawService {
  public:
   Impl(Options options, Dispatcher* dispatcher, const CheckpointPrompts* prompts, Exporter* exporter)
       : options_(std::move(options)),
@@ -85,97 +94,69 @@ class InferenceService::Impl final : public v1::InferenceService::CallbackServic
     for (const auto& generation : generations) generation->CheckProgress(now, options_.stall_limit);
   }
 
-  grpc::ServerWriteReactor<v1::GenerateResponse>* Generate(grpc::CallbackServerContext* context,
-                                                           const v1::GenerateRequest* message) override;
+  grpc::ServerWriteReactor<grpc::ByteBuffer>* Generate(grpc::CallbackServerContext* context,
+                                                       const grpc::ByteBuffer* bytes) override;
 
-  grpc::ServerUnaryReactor* Cancel(grpc::CallbackServerContext* context, const v1::CancelRequest* request,
-                                   v1::CancelResponse* response) override {
-    return Reply(context, "Cancel", [&]() -> absl::Status {
-      std::shared_ptr<Generation> generation;
-      {
-        absl::MutexLock lock(&mutex_);
-        const auto found = generations_.find(request->request_id());
-        if (found != generations_.end()) generation = found->second.lock();
-      }
-      response->set_found(generation != nullptr);
-      if (generation != nullptr) generation->Cancel();
-      return absl::OkStatus();
-    });
+  grpc::ServerUnaryReactor* Cancel(grpc::CallbackServerContext* context, const grpc::ByteBuffer* bytes,
+                                   grpc::ByteBuffer* answer) override {
+    return Reply<v1::CancelRequest, v1::CancelResponse>(
+        context, "Cancel", bytes, answer, [this](const auto& request, auto* response) {
+          std::shared_ptr<Generation> generation;
+          {
+            absl::MutexLock lock(&mutex_);
+            const auto found = generations_.find(request.request_id());
+            if (found != generations_.end()) generation = found->second.lock();
+          }
+          response->set_found(generation != nullptr);
+          if (generation != nullptr) generation->Cancel();
+          return absl::OkStatus();
+        });
   }
 
-  grpc::ServerUnaryReactor* Tokenize(grpc::CallbackServerContext* context, const v1::TokenizeRequest* request,
-                                     v1::TokenizeResponse* response) override {
-    return ReplyLater(context, "Tokenize", [=, this]() -> absl::Status {
-      DFLASH_RETURN_IF_ERROR(RefuseUnknownFields(*request));
-      absl::StatusOr<std::vector<int32_t>> ids = std::vector<int32_t>();
-      switch (request->input_case()) {
-        case v1::TokenizeRequest::kText:
-          ids = prompts_->EncodeText(request->text());
-          break;
-        case v1::TokenizeRequest::kChat: {
-          const ChatPrompt chat = FromMessage(request->chat());
+  grpc::ServerUnaryReactor* Tokenize(grpc::CallbackServerContext* context, const grpc::ByteBuffer* bytes,
+                                     grpc::ByteBuffer* answer) override {
+    return ReplyLater<v1::TokenizeRequest, v1::TokenizeResponse>(
+        context, "Tokenize", bytes, answer,
+        [this](const auto& request, auto* response) { return Tokenize(request, response); });
+  }
+
+  grpc::ServerUnaryReactor* Detokenize(grpc::CallbackServerContext* context, const grpc::ByteBuffer* bytes,
+                                       grpc::ByteBuffer* answer) override {
+    return ReplyLater<v1::DetokenizeRequest, v1::DetokenizeResponse>(
+        context, "Detokenize", bytes, answer,
+        [this](const auto& request, auto* response) { return Detokenize(request, response); });
+  }
+
+  grpc::ServerUnaryReactor* RenderChat(grpc::CallbackServerContext* context, const grpc::ByteBuffer* bytes,
+                                       grpc::ByteBuffer* answer) override {
+    return ReplyLater<v1::RenderChatRequest, v1::RenderChatResponse>(
+        context, "RenderChat", bytes, answer, [this](const auto& request, auto* response) -> absl::Status {
+          const ChatPrompt chat = FromMessage(request.chat());
           DFLASH_RETURN_IF_ERROR(CheckChat(chat, "chat"));
-          ids = prompts_->EncodeChat(chat);
-          break;
-        }
-        case v1::TokenizeRequest::INPUT_NOT_SET:
-          return BadParameter("input", "one of text and chat must be set");
-      }
-      if (!ids.ok()) return ids.status();
-      for (int32_t id : *ids) {
-        response->add_token_ids(static_cast<uint32_t>(id));
-        if (!request->with_pieces()) continue;
-        DFLASH_ASSIGN_OR_RETURN(const Tokenizer::Token token, prompts_->tokenizer().Find(id));
-        response->add_pieces(std::string(token.bytes));
-      }
-      return absl::OkStatus();
-    });
+          DFLASH_ASSIGN_OR_RETURN(*response->mutable_text(), prompts_->RenderChat(chat));
+          return absl::OkStatus();
+        });
   }
 
-  grpc::ServerUnaryReactor* Detokenize(grpc::CallbackServerContext* context,
-                                       const v1::DetokenizeRequest* request,
-                                       v1::DetokenizeResponse* response) override {
-    return ReplyLater(context, "Detokenize", [=, this]() -> absl::Status {
-      for (int i = 0; i < request->token_ids_size(); ++i) {
-        const uint32_t id = request->token_ids(i);
-        const absl::StatusOr<Tokenizer::Token> token =
-            id <= INT32_MAX ? prompts_->tokenizer().Find(static_cast<int32_t>(id))
-                            : absl::InvalidArgumentError("no such token");
-        if (!token.ok())
-          return BadParameter(absl::StrCat("token_ids[", i, "]"), absl::StrCat("no token has id ", id));
-        if (token->special && request->skip_special_tokens()) continue;
-        response->mutable_text()->append(token->bytes);
-      }
-      return absl::OkStatus();
-    });
+  grpc::ServerUnaryReactor* GetModelInfo(grpc::CallbackServerContext* context, const grpc::ByteBuffer* bytes,
+                                         grpc::ByteBuffer* answer) override {
+    return Reply<v1::GetModelInfoRequest, v1::GetModelInfoResponse>(
+        context, "GetModelInfo", bytes, answer,
+        [this](const auto&, auto* response) { return FillModelInfo(response); });
   }
 
-  grpc::ServerUnaryReactor* RenderChat(grpc::CallbackServerContext* context,
-                                       const v1::RenderChatRequest* request,
-                                       v1::RenderChatResponse* response) override {
-    return ReplyLater(context, "RenderChat", [=, this]() -> absl::Status {
-      DFLASH_RETURN_IF_ERROR(RefuseUnknownFields(*request));
-      const ChatPrompt chat = FromMessage(request->chat());
-      DFLASH_RETURN_IF_ERROR(CheckChat(chat, "chat"));
-      DFLASH_ASSIGN_OR_RETURN(*response->mutable_text(), prompts_->RenderChat(chat));
-      return absl::OkStatus();
-    });
-  }
-
-  grpc::ServerUnaryReactor* GetModelInfo(grpc::CallbackServerContext* context, const v1::GetModelInfoRequest*,
-                                         v1::GetModelInfoResponse* response) override {
-    return Reply(context, "GetModelInfo", [&] { return FillModelInfo(response); });
-  }
-
-  grpc::ServerUnaryReactor* GetLoad(grpc::CallbackServerContext* context, const v1::GetLoadRequest*,
-                                    v1::GetLoadResponse* response) override {
-    return Reply(context, "GetLoad", [&] {
-      FillLoad(response);
-      return absl::OkStatus();
-    });
+  grpc::ServerUnaryReactor* GetLoad(grpc::CallbackServerContext* context, const grpc::ByteBuffer* bytes,
+                                    grpc::ByteBuffer* answer) override {
+    return Reply<v1::GetLoadRequest, v1::GetLoadResponse>(context, "GetLoad", bytes, answer,
+                                                          [this](const auto&, auto* response) {
+                                                            FillLoad(response);
+                                                            return absl::OkStatus();
+                                                          });
   }
 
  private:
+  absl::Status Tokenize(const v1::TokenizeRequest& request, v1::TokenizeResponse* response) const;
+  absl::Status Detokenize(const v1::DetokenizeRequest& request, v1::DetokenizeResponse* response) const;
   absl::Status FillModelInfo(v1::GetModelInfoResponse* response) const;
   void FillLoad(v1::GetLoadResponse* response) const;
   // Runs on the pool, since tokenizing a long prompt takes its time.
@@ -188,33 +169,45 @@ class InferenceService::Impl final : public v1::InferenceService::CallbackServic
                  {{"service", kServiceName}, {"method", method}, {"code", CodeName(status.code())}})
         .Increment();
   }
-  // Answers a unary call at once.
-  template <typename Work>
-  grpc::ServerUnaryReactor* Reply(grpc::CallbackServerContext* context, const char* method,
-                                  const Work& work) {
-    const absl::Status status = work();
+  // Bytes to request, `work`, response to bytes.
+  template <typename Request, typename Response, typename Work>
+  static absl::Status Handle(const grpc::ByteBuffer& bytes, grpc::ByteBuffer* answer, const Work& work) {
+    Request request;
+    DFLASH_RETURN_IF_ERROR(ParseRequest(bytes, &request));
+    Response response;
+    DFLASH_RETURN_IF_ERROR(work(request, &response));
+    *answer = ToByteBuffer(response);
+    return absl::OkStatus();
+  }
+  grpc::ServerUnaryReactor* Finish(grpc::ServerUnaryReactor* reactor, const char* method,
+                                   const absl::Status& status) {
     CountCall(method, status);
-    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
     reactor->Finish(ToGrpcStatus(status));
     return reactor;
   }
-  // Answers it from the pool.
-  template <typename Work>
-  grpc::ServerUnaryReactor* ReplyLater(grpc::CallbackServerContext* context, const char* method, Work work) {
+  // Answers a unary call at once.
+  template <typename Request, typename Response, typename Work>
+  grpc::ServerUnaryReactor* Reply(grpc::CallbackServerContext* context, const char* method,
+                                  const grpc::ByteBuffer* bytes, grpc::ByteBuffer* answer, const Work& work) {
+    return Finish(context->DefaultReactor(), method, Handle<Request, Response>(*bytes, answer, work));
+  }
+  // Answers it from the pool. gRPC keeps bytes and answer until Finish.
+  template <typename Request, typename Response, typename Work>
+  grpc::ServerUnaryReactor* ReplyLater(grpc::CallbackServerContext* context, const char* method,
+                                       const grpc::ByteBuffer* bytes, grpc::ByteBuffer* answer, Work work) {
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
     if (++waiting_texts_ > kMaxWaitingTexts) {
       --waiting_texts_;
-      return Reply(context, method, [] {
-        return WithDetails(
-            absl::ResourceExhaustedError(absl::StrCat("at most ", kMaxWaitingTexts, " texts wait")),
-            {.reason = "QUEUE_FULL", .field = "", .retry_after = absl::Seconds(1), .metadata = {}});
-      });
+      return Finish(
+          reactor, method,
+          WithDetails(
+              absl::ResourceExhaustedError(absl::StrCat("at most ", kMaxWaitingTexts, " texts wait")),
+              {.reason = "QUEUE_FULL", .field = "", .retry_after = absl::Seconds(1), .metadata = {}}));
     }
-    boost::asio::post(pool_, [this, reactor, method, work = std::move(work)] {
-      const absl::Status status = work();
+    boost::asio::post(pool_, [this, reactor, method, bytes, answer, work = std::move(work)] {
+      const absl::Status status = Handle<Request, Response>(*bytes, answer, work);
       --waiting_texts_;
-      CountCall(method, status);
-      reactor->Finish(ToGrpcStatus(status));
+      Finish(reactor, method, status);
     });
     return reactor;
   }
@@ -232,10 +225,55 @@ class InferenceService::Impl final : public v1::InferenceService::CallbackServic
   boost::asio::thread_pool pool_;
 };
 
-grpc::ServerWriteReactor<v1::GenerateResponse>* InferenceService::Impl::Generate(
-    grpc::CallbackServerContext* context, const v1::GenerateRequest* message) {
+absl::Status InferenceService::Impl::Tokenize(const v1::TokenizeRequest& request,
+                                              v1::TokenizeResponse* response) const {
+  std::vector<int32_t> ids;
+  switch (request.input_case()) {
+    case v1::TokenizeRequest::kText: {
+      DFLASH_ASSIGN_OR_RETURN(ids, prompts_->EncodeText(request.text()));
+      break;
+    }
+    case v1::TokenizeRequest::kChat: {
+      const ChatPrompt chat = FromMessage(request.chat());
+      DFLASH_RETURN_IF_ERROR(CheckChat(chat, "chat"));
+      DFLASH_ASSIGN_OR_RETURN(ids, prompts_->EncodeChat(chat));
+      break;
+    }
+    case v1::TokenizeRequest::INPUT_NOT_SET:
+      return BadParameter("input", "one of text and chat must be set");
+  }
+  for (int32_t id : ids) {
+    response->add_token_ids(static_cast<uint32_t>(id));
+    if (!request.with_pieces()) continue;
+    DFLASH_ASSIGN_OR_RETURN(const Tokenizer::Token token, prompts_->tokenizer().Find(id));
+    response->add_pieces(std::string(token.bytes));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status InferenceService::Impl::Detokenize(const v1::DetokenizeRequest& request,
+                                                v1::DetokenizeResponse* response) const {
+  for (int i = 0; i < request.token_ids_size(); ++i) {
+    const uint32_t id = request.token_ids(i);
+    const absl::StatusOr<Tokenizer::Token> token = id <= INT32_MAX
+                                                       ? prompts_->tokenizer().Find(static_cast<int32_t>(id))
+                                                       : absl::InvalidArgumentError("no such token");
+    if (!token.ok()) {
+      return BadParameter(absl::StrCat("token_ids[", i, "]"), absl::StrCat("no token has id ", id));
+    }
+    if (token->special && request.skip_special_tokens()) continue;
+    response->mutable_text()->append(token->bytes);
+  }
+  return absl::OkStatus();
+}
+
+grpc::ServerWriteReactor<grpc::ByteBuffer>* InferenceService::Impl::Generate(
+    grpc::CallbackServerContext* context, const grpc::ByteBuffer* bytes) {
   const absl::Time received = absl::Now();
-  absl::StatusOr<ClientRequest> request = FromMessage(*message);
+  v1::GenerateRequest message;  // what could be read of it, when it does not parse
+  const absl::Status parsed = ParseRequest(*bytes, &message);
+  absl::StatusOr<ClientRequest> request =
+      parsed.ok() ? FromMessage(message) : absl::StatusOr<ClientRequest>(parsed);
   absl::Time deadline = absl::FromChrono(context->deadline());
   if (deadline > received + options_.max_deadline) {
     // No deadline at all looks like one in the far future.
@@ -243,14 +281,13 @@ grpc::ServerWriteReactor<v1::GenerateResponse>* InferenceService::Impl::Generate
                                                                        : options_.max_deadline);
   }
   StreamFacts facts;
-  facts.request_id = message->request_id();
+  facts.request_id = message.request_id();
   if (facts.request_id.empty())
     facts.request_id = absl::StrCat("gen-", absl::Hex(RandomBits(), absl::kZeroPad16));
   facts.model = options_.model;
-  facts.client_stop_ids.assign(message->stopping().token_ids().begin(),
-                               message->stopping().token_ids().end());
+  facts.client_stop_ids.assign(message.stopping().token_ids().begin(), message.stopping().token_ids().end());
   const std::string id = facts.request_id;
-  StreamBuffer::Options output = OutputOptionsOf(*message);
+  StreamBuffer::Options output = OutputOptionsOf(message);
   output.max_unsent_bytes = options_.max_unsent_bytes;
   auto generation = std::make_shared<Generation>(
       dispatcher_, &metrics_, std::move(facts), output, received, deadline,
@@ -263,7 +300,7 @@ grpc::ServerWriteReactor<v1::GenerateResponse>* InferenceService::Impl::Generate
           generations_.erase(found);
         }
       });
-  grpc::ServerWriteReactor<v1::GenerateResponse>* reactor = generation->NewReactor(context);
+  grpc::ServerWriteReactor<grpc::ByteBuffer>* reactor = generation->NewReactor(context);
   {
     absl::MutexLock lock(&mutex_);
     streams_.push_back(generation);

@@ -6,13 +6,38 @@
 
 #include <utility>
 
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+
 #include "absl/strings/str_cat.h"
+#include "base/host_port.h"
+#include "google/protobuf/stubs/logging.h"
 
 namespace dflash {
 namespace {
 
 constexpr int kMaxMessageBytes = 8 << 20;
 constexpr char kInferenceService[] = "dflash.v1.InferenceService";
+
+// gRPC does not say why it could not listen: asks the system by doing it once more.
+std::string WhyNotListening(const std::string& address) {
+  namespace asio = boost::asio;
+  const std::string text = absl::StrCat("cannot listen on ", address);
+  const auto host_port = SplitHostPort(address);
+  if (!host_port.ok()) return text;
+  boost::system::error_code error;
+  asio::io_context context;
+  asio::ip::tcp::resolver resolver(context);
+  const auto found = resolver.resolve(host_port->first, std::to_string(host_port->second),
+                                      asio::ip::tcp::resolver::passive, error);
+  if (error) return absl::StrCat(text, ": ", error.message());
+  asio::ip::tcp::acceptor acceptor(context);
+  acceptor.open(found.begin()->endpoint().protocol(), error);
+  if (!error) acceptor.set_option(asio::socket_base::reuse_address(true), error);
+  if (!error) acceptor.bind(found.begin()->endpoint(), error);
+  if (!error) acceptor.listen(1, error);
+  return error ? absl::StrCat(text, ": ", error.message()) : text;
+}
 
 }  // namespace
 
@@ -27,6 +52,9 @@ PublicServer::~PublicServer() { Shutdown(absl::ZeroDuration()); }
 
 absl::StatusOr<std::unique_ptr<PublicServer>> PublicServer::Start(const std::string& address,
                                                                   InferenceService* service) {
+  // Clients hear about text that is not UTF-8 (message_bytes.h); a line of the log for each would be theirs
+  // to write.
+  google::protobuf::SetLogHandler(nullptr);
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   auto impl = std::make_unique<Impl>();
@@ -41,7 +69,7 @@ absl::StatusOr<std::unique_ptr<PublicServer>> PublicServer::Start(const std::str
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 10000);
   builder.RegisterService(service->service());
   impl->server = builder.BuildAndStart();
-  if (impl->server == nullptr) return absl::UnavailableError(absl::StrCat("cannot listen on ", address));
+  if (impl->server == nullptr) return absl::UnavailableError(WhyNotListening(address));
   impl->server->GetHealthCheckService()->SetServingStatus("", true);
   auto server = std::unique_ptr<PublicServer>(new PublicServer(std::move(impl)));
   server->SetServing(false);

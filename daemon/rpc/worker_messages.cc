@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/metric_names.h"
+#include "base/status.h"
 
 namespace dflash {
 namespace {
@@ -140,7 +141,8 @@ absl::Status FromMessage(const wire::Failed& message) {
     return absl::InternalError(
         absl::StrCat("the worker reported code ", message.code(), ": ", message.message()));
   }
-  return absl::Status(static_cast<absl::StatusCode>(message.code()), message.message());
+  const absl::Status status(static_cast<absl::StatusCode>(message.code()), message.message());
+  return message.reason().empty() ? status : WithReason(status, message.reason());
 }
 
 std::vector<prometheus::MetricFamily> FromMessage(const wire::MetricsSnapshot& message) {

@@ -19,8 +19,8 @@ absl::StatusOr<GroupInfo> FromMessage(const wire::GetGroupInfoResponse& message,
 wire::Submit ToMessage(const std::string& key, const GroupRequest& request, absl::Time now);
 StepOutput FromMessage(wire::Tokens&& message);
 FinishedOutput FromMessage(const wire::Finished& message);
-// The failure as a client sees it, with the reason that belongs to its code. A worker cannot report OK: that
-// is Internal.
+// The failure as a client sees it, with the worker's reason or that of its code. A worker cannot report OK:
+// that is Internal.
 absl::Status FromMessage(const wire::Failed& message);
 // Type, help and bucket bounds come from base/metric_names.h; families that it does not list are left out.
 std::vector<prometheus::MetricFamily> FromMessage(const wire::MetricsSnapshot& message);

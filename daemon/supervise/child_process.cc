@@ -1,7 +1,9 @@
 #include "daemon/supervise/child_process.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <spawn.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -10,8 +12,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
-#include <system_error>
+#include <string_view>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -101,27 +102,96 @@ ChildProcess::~ChildProcess() {
   watcher_.join();
 }
 
-absl::StatusOr<PrivateDirectory> PrivateDirectory::Create() {
-  const char* base = std::getenv("XDG_RUNTIME_DIR");
-  if (base == nullptr || *base == 0) base = std::getenv("TMPDIR");
-  if (base == nullptr || *base == 0) base = "/tmp";
-  std::string pattern = absl::StrCat(base, "/dflashd-XXXXXX");
-  if (mkdtemp(pattern.data()) == nullptr) {  // 0700
-    return absl::ErrnoToStatus(errno, absl::StrCat("cannot make a directory under ", base));
+namespace {
+
+constexpr char kDirectoryPrefix[] = "dflashd-";
+
+// Opens a directory of ours and takes its lock; -1 when it is another user's, others may enter it, or
+// somebody holds it.
+int OpenAndLock(int base, const char* name) {
+  const int directory = openat(base, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+  if (directory < 0) return -1;
+  struct stat info;
+  const bool ours = fstat(directory, &info) == 0 && info.st_uid == geteuid() && (info.st_mode & 077) == 0;
+  if (ours && flock(directory, LOCK_EX | LOCK_NB) == 0) return directory;
+  close(directory);
+  return -1;
+}
+
+// Whether `name` still means the directory that is open.
+bool StillThere(int base, const char* name, int directory) {
+  struct stat opened, named;
+  return fstat(directory, &opened) == 0 && fstatat(base, name, &named, AT_SYMLINK_NOFOLLOW) == 0 &&
+         opened.st_ino == named.st_ino && opened.st_dev == named.st_dev;
+}
+
+// Removes the files directly in an open directory, then the directory. Failures leave it for the next time.
+void Remove(int base, const char* name, int directory) {
+  const int listed = dup(directory);
+  if (DIR* entries = listed < 0 ? nullptr : fdopendir(listed)) {
+    rewinddir(entries);
+    while (const dirent* entry = readdir(entries)) unlinkat(directory, entry->d_name, 0);
+    closedir(entries);
+  } else if (listed >= 0) {
+    close(listed);
   }
-  return PrivateDirectory(pattern);
+  unlinkat(base, name, AT_REMOVEDIR);
+}
+
+void RemoveLeftovers(int base) {
+  const int listed = dup(base);
+  DIR* entries = listed < 0 ? nullptr : fdopendir(listed);
+  if (entries == nullptr) {
+    if (listed >= 0) close(listed);
+    return;
+  }
+  while (const dirent* entry = readdir(entries)) {
+    if (std::string_view(entry->d_name).rfind(kDirectoryPrefix, 0) != 0) continue;
+    const int directory = OpenAndLock(base, entry->d_name);
+    if (directory < 0) continue;
+    if (StillThere(base, entry->d_name, directory)) Remove(base, entry->d_name, directory);
+    close(directory);
+  }
+  closedir(entries);
+}
+
+}  // namespace
+
+absl::StatusOr<PrivateDirectory> PrivateDirectory::Create() {
+  const char* parent = std::getenv("XDG_RUNTIME_DIR");
+  if (parent == nullptr || *parent == 0) parent = std::getenv("TMPDIR");
+  if (parent == nullptr || *parent == 0) parent = "/tmp";
+  const auto failed = [&] {
+    return absl::ErrnoToStatus(errno, absl::StrCat("cannot make a directory under ", parent));
+  };
+  const int base = open(parent, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (base < 0) return failed();
+  RemoveLeftovers(base);
+  for (;;) {
+    std::string path = absl::StrCat(parent, "/", kDirectoryPrefix, "XXXXXX");
+    if (mkdtemp(path.data()) == nullptr) {  // 0700
+      absl::Status status = failed();
+      close(base);
+      return status;
+    }
+    // Another process that starts now may have taken the new directory for a leftover: then once more.
+    const char* name = path.c_str() + path.rfind('/') + 1;
+    const int directory = OpenAndLock(base, name);
+    if (directory >= 0 && StillThere(base, name, directory)) {
+      close(base);
+      return PrivateDirectory(path, directory);
+    }
+    if (directory >= 0) close(directory);
+  }
 }
 
 PrivateDirectory::PrivateDirectory(PrivateDirectory&& other) noexcept
-    : path_(std::exchange(other.path_, std::string())) {}
+    : path_(std::exchange(other.path_, std::string())), descriptor_(std::exchange(other.descriptor_, -1)) {}
 
 PrivateDirectory::~PrivateDirectory() {
   if (path_.empty()) return;
-  std::error_code ignored;  // a leftover in the runtime directory is no reason to fail
-  for (const auto& entry : std::filesystem::directory_iterator(path_, ignored)) {
-    std::filesystem::remove(entry.path(), ignored);
-  }
-  std::filesystem::remove(path_, ignored);
+  Remove(AT_FDCWD, path_.c_str(), descriptor_);
+  close(descriptor_);
 }
 
 }  // namespace dflash

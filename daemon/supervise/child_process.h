@@ -56,7 +56,9 @@ class ChildProcess {
 };
 
 // Makes a new directory that only this user can enter, under $XDG_RUNTIME_DIR, else $TMPDIR, else /tmp; for
-// the sockets of worker groups. Owns it: removes it with the files directly in it.
+// the sockets of worker groups. Owns it: removes it with the files directly in it. A process that is killed
+// leaves its directory behind: its owner holds a lock (flock) on the directory while it lives, and Create()
+// removes the directories of this user that nobody holds. Links and other users' directories are left alone.
 class PrivateDirectory {
  public:
   static absl::StatusOr<PrivateDirectory> Create();
@@ -67,8 +69,9 @@ class PrivateDirectory {
   const std::string& path() const { return path_; }
 
  private:
-  explicit PrivateDirectory(std::string path) : path_(std::move(path)) {}
+  PrivateDirectory(std::string path, int descriptor) : path_(std::move(path)), descriptor_(descriptor) {}
   std::string path_;
+  int descriptor_ = -1;  // holds the lock
 };
 
 }  // namespace dflash

@@ -2,12 +2,18 @@
 
 #include <sys/stat.h>
 #include <sys/types.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <csignal>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <future>
+#include <set>
+#include <thread>
+#include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -110,6 +116,88 @@ TEST(PrivateDirectory, IsPrivateAndGoesAway) {
     std::ofstream(path + "/leader.sock") << "x";
   }
   EXPECT_FALSE(std::filesystem::exists(path));
+}
+
+// A folder for $XDG_RUNTIME_DIR.
+class RuntimeFolder {
+ public:
+  RuntimeFolder() {
+    std::string pattern = (std::filesystem::temp_directory_path() / "runtime-XXXXXX").string();
+    path = mkdtemp(pattern.data());
+    setenv("XDG_RUNTIME_DIR", path.c_str(), 1);
+  }
+  ~RuntimeFolder() {
+    unsetenv("XDG_RUNTIME_DIR");
+    std::filesystem::remove_all(path);
+  }
+  std::set<std::string> Names() const {
+    std::set<std::string> names;
+    for (const auto& entry : std::filesystem::directory_iterator(path)) names.insert(entry.path().filename());
+    return names;
+  }
+  std::filesystem::path path;
+};
+
+TEST(PrivateDirectory, LeftoversOfTheDeadAreRemovedAndNothingElse) {
+  const RuntimeFolder runtime;
+  // A process that is killed with a directory of its own.
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  const pid_t pid = fork();
+  if (pid == 0) {
+    auto directory = PrivateDirectory::Create();
+    if (!directory.ok()) _exit(1);
+    std::ofstream(directory->path() + "/leader.sock") << "x";
+    if (write(ends[1], "x", 1) != 1) _exit(1);
+    for (;;) pause();
+  }
+  char byte;
+  ASSERT_EQ(read(ends[0], &byte, 1), 1);
+  close(ends[0]);
+  close(ends[1]);
+  ASSERT_EQ(runtime.Names().size(), 1u);
+  const std::string other = *runtime.Names().begin();
+
+  std::filesystem::create_directory(runtime.path / "precious");
+  std::ofstream(runtime.path / "precious/file") << "x";
+  std::filesystem::permissions(runtime.path / "precious", std::filesystem::perms::owner_all);
+  std::filesystem::create_directory_symlink(runtime.path / "precious", runtime.path / "dflashd-link");
+  std::filesystem::create_directory(runtime.path / "dflashd-public");  // others may enter: not made by us
+  std::ofstream(runtime.path / "dflashd-file") << "x";
+
+  auto first = PrivateDirectory::Create();
+  ASSERT_TRUE(first.ok()) << first.status();
+  EXPECT_TRUE(runtime.Names().count(other)) << "its owner lives";
+  ASSERT_EQ(kill(pid, SIGKILL), 0);
+  ASSERT_EQ(waitpid(pid, nullptr, 0), pid);
+  auto second = PrivateDirectory::Create();
+  ASSERT_TRUE(second.ok()) << second.status();
+  const auto name = [](const PrivateDirectory& directory) {
+    return std::filesystem::path(directory.path()).filename().string();
+  };
+  EXPECT_EQ(runtime.Names(), (std::set<std::string>{"precious", "dflashd-link", "dflashd-public",
+                                                    "dflashd-file", name(*first), name(*second)}));
+  EXPECT_TRUE(std::filesystem::exists(runtime.path / "precious/file"));
+}
+
+// Processes that start at the same time do not take each other's new directories away.
+TEST(PrivateDirectory, ManyAtOnce) {
+  const RuntimeFolder runtime;
+  std::vector<std::thread> threads;
+  std::atomic<int> kept = 0;
+  for (int i = 0; i < 8; ++i) {
+    threads.emplace_back([&] {
+      for (int round = 0; round < 50; ++round) {
+        auto directory = PrivateDirectory::Create();
+        ASSERT_TRUE(directory.ok()) << directory.status();
+        std::ofstream(directory->path() + "/x") << "x";
+        kept += std::filesystem::exists(directory->path() + "/x") ? 1 : 0;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(kept, 8 * 50);
+  EXPECT_TRUE(runtime.Names().empty());
 }
 
 }  // namespace

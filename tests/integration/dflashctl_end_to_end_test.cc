@@ -121,6 +121,42 @@ TEST_F(DflashctlTest, GenerateFromTextTokensAndFiles) {
   EXPECT_THAT(bad.output, HasSubstr("error: INVALID_ARGUMENT: tokens.ids[0]"));
 }
 
+// Output that does not arrive is not success.
+TEST_F(DflashctlTest, AFullDiskIsAnError) {
+  const std::vector<std::vector<std::string>> commands = {
+      {"status"},
+      {"status", "--json"},
+      {"generate", "--tokens", "4089,2341,198", "--temperature", "0", "--max-tokens", "4", "--show-tokens"},
+      {"chat", "--message", "hello", "--max-tokens", "4"},
+      {"--help"}};
+  for (const std::vector<std::string>& command : commands) {
+    std::vector<std::string> arguments = {"/bin/sh",       "-c",        "exec \"$0\" \"$@\" > /dev/full",
+                                          DflashctlPath(), "--address", server_->address()};
+    arguments.insert(arguments.end(), command.begin(), command.end());
+    const Ran ran = RunProgram(arguments);
+    EXPECT_EQ(ran.exit_code, ctl::kOutputLost) << command[0] << ": " << ran.output;
+    EXPECT_THAT(ran.output, HasSubstr("standard output cannot be written"));
+  }
+}
+
+TEST_F(DflashctlTest, BadFlagsNameThemselves) {
+  const auto refused = [&](std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), DflashctlPath());
+    const Ran ran = RunProgram(arguments);
+    EXPECT_EQ(ran.exit_code, ctl::kUsage) << ran.output;
+    return ran.output;
+  };
+  for (const char* address : {"127.0.0.1:99999", "127.0.0.1:0", "127.0.0.1", "host:", ":1"}) {
+    EXPECT_THAT(refused({"--address", address, "status"}),
+                HasSubstr("--address must be HOST:PORT with a port from 1 to 65535"));
+  }
+  EXPECT_THAT(refused({"generate", "--tokens", "1,,2"}), HasSubstr("--tokens: '' is not a token id"));
+  EXPECT_THAT(refused({"generate", "--tokens", "1", "--timeout", "0"}), HasSubstr("--timeout must be"));
+  const Ran seed = server_->Dflashctl(
+      {"generate", "--tokens", "4089,2341,198", "--max-tokens", "2", "--seed", "18446744073709551615"});
+  EXPECT_EQ(seed.exit_code, ctl::kSuccess) << seed.output;
+}
+
 TEST_F(DflashctlTest, StatusForPeopleAndPrograms) {
   const Ran text = server_->Dflashctl({"status"});
   EXPECT_EQ(text.exit_code, ctl::kSuccess);

@@ -32,6 +32,7 @@ std::string SourcePath(const std::string& relative) {
 }
 std::string DflashctlPath() { return DFLASHCTL_PATH; }
 std::string DflashdPath() { return DFLASHD_PATH; }
+std::string LeavingWorkerPath() { return LEAVING_WORKER_PATH; }
 
 std::vector<std::string> ServerCommand(const std::vector<std::string>& flags) {
   std::vector<std::string> command = {DflashdPath(),

@@ -15,6 +15,7 @@ namespace dflash::integration {
 std::string SourcePath(const std::string& relative);  // in the repository
 std::string DflashctlPath();
 std::string DflashdPath();
+std::string LeavingWorkerPath();  // leaving_worker.cc
 
 // The command line of a daemon on the small pair and free ports, with `flags` added.
 std::vector<std::string> ServerCommand(const std::vector<std::string>& flags = {});

@@ -284,6 +284,28 @@ TEST(LossTest, AStoppedWorkerIsLostAndKilled) {
   EXPECT_EQ(server.GenerateOk(ShortRequest()).token_ids.size(), 4u);
 }
 
+TEST(LossTest, AWorkerThatOnlyLeavesItsStreamIsKilled) {
+  Server server({"--worker", LeavingWorkerPath()});
+  ASSERT_NE(server.channel(), nullptr);
+  int worker = 0;
+  ASSERT_TRUE(PollUntil([&] {
+    const v1::GetLoadResponse load = server.Load();
+    worker = load.groups_size() == 1 ? load.groups(0).leader_pid() : 0;
+    return worker > 1;
+  }));
+  EXPECT_TRUE(server.process().WaitForLine("the worker ended the stream").has_value());
+  EXPECT_TRUE(PollUntil([&] { return kill(worker, 0) != 0; })) << "it is left over";
+}
+
+TEST(LoadTest, PagesAreKnownAsSoonAsTheServerServes) {
+  Server server;
+  ASSERT_NE(server.channel(), nullptr);
+  const v1::GetLoadResponse load = server.Load();
+  ASSERT_EQ(load.groups_size(), 1);
+  EXPECT_EQ(load.groups(0).cache_pages_total(), 8u * 4096 / 64);
+  EXPECT_EQ(load.groups(0).cache_pages_free(), load.groups(0).cache_pages_total());
+}
+
 TEST(ShutdownTest, TermEndsTheDaemonAndItsWorker) {
   Server server;
   ASSERT_NE(server.channel(), nullptr);

@@ -1,8 +1,11 @@
 // Command lines and model folders that cannot work: the daemon ends at once and says what is wrong.
 #include <unistd.h>
 
+#include <csignal>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <set>
 #include <string_view>
 
 #include "gmock/gmock.h"
@@ -100,7 +103,45 @@ TEST(Startup, AnAddressInUse) {
   ASSERT_NE(first.channel(), nullptr);
   std::vector<std::string> command = ServerCommand();
   command[6] = first.address();
-  EXPECT_THAT(Failure(command), HasSubstr(first.address()));
+  EXPECT_THAT(Failure(command),
+              AllOf(HasSubstr("--listen"), HasSubstr(first.address()), HasSubstr("Address already in use")));
+  command[6] = "127.0.0.1:0";
+  command[8] = first.ops_address();
+  EXPECT_THAT(Failure(command), AllOf(HasSubstr("--ops-listen"), HasSubstr("Address already in use")));
+  command[6] = "192.0.2.1:8500";  // nobody's address
+  EXPECT_THAT(Failure(command), HasSubstr("Cannot assign requested address"));
+}
+
+// What a killed daemon leaves behind goes when the next one starts.
+TEST(Startup, LeftoversOfAKilledDaemonAreRemoved) {
+  const fs::path runtime = fs::path(::testing::TempDir()) / ("startup_runtime." + std::to_string(getpid()));
+  fs::remove_all(runtime);
+  fs::create_directories(runtime);
+  setenv("XDG_RUNTIME_DIR", runtime.c_str(), 1);
+  const auto names = [&] {
+    std::set<std::string> found;
+    for (const auto& entry : fs::directory_iterator(runtime)) found.insert(entry.path().filename());
+    return found;
+  };
+  std::set<std::string> left;
+  {
+    Server killed;
+    ASSERT_NE(killed.channel(), nullptr);
+    killed.process().Signal(SIGKILL);
+    ASSERT_TRUE(killed.process().WaitForExit().has_value());
+    left = names();
+    EXPECT_EQ(left.size(), 1u);
+  }
+  {
+    Server next;
+    ASSERT_NE(next.channel(), nullptr);
+    EXPECT_EQ(names().size(), 1u);
+    EXPECT_NE(names(), left);
+    EXPECT_EQ(next.GenerateOk(ShortRequest()).token_ids.size(), 4u);
+  }
+  EXPECT_TRUE(names().empty());
+  unsetenv("XDG_RUNTIME_DIR");
+  fs::remove_all(runtime);
 }
 
 // Without a drafter the daemon serves, and a request that insists on one is refused.

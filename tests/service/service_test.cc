@@ -4,8 +4,10 @@
 #include <regex>
 #include <set>
 
+#include "base/status.h"
 #include "dflash/worker/v1/worker.grpc.pb.h"
 #include "gmock/gmock.h"
+#include "google/protobuf/stubs/logging.h"
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
 #include "gtest/gtest.h"
@@ -200,6 +202,41 @@ TEST(Service, AnErrorOfOneRequestReachesItsClientOnly) {
   EXPECT_TRUE(good.End().ok());
 }
 
+TEST(Service, TheWorkersReasonReachesTheClient) {
+  ScriptedService service({});
+  Stream stream(service, TokenRequest(10));
+  const std::string id = service.engine().Await(1);
+  service.engine().Cancel(id, WithReason(absl::InternalError("not a number"), "NUMERIC_FAULT"));
+  const grpc::Status status = stream.End();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INTERNAL);
+  EXPECT_EQ(ReasonOf(status), "NUMERIC_FAULT");
+}
+
+// Refused before gRPC hands a message over, yet answered by us and counted.
+TEST(Service, WhatDoesNotParseIsAnsweredAndCounted) {
+  google::protobuf::SetLogHandler(nullptr);  // of the client
+  ScriptedService service({});
+  v1::GenerateRequest request;
+  request.set_text("a\xff");
+  Stream stream(service, request);
+  const grpc::Status status = stream.End();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(ReasonOf(status), "BAD_PARAMETER");
+  EXPECT_EQ(status.error_message(), "text: is not valid UTF-8");
+
+  v1::CancelRequest cancel;
+  cancel.GetReflection()->MutableUnknownFields(&cancel)->AddVarint(77, 1);
+  grpc::ClientContext context;
+  v1::CancelResponse response;
+  EXPECT_EQ(service.stub().Cancel(&context, cancel, &response).error_code(), grpc::StatusCode::UNIMPLEMENTED);
+
+  const std::string page = service.exporter().Text();
+  EXPECT_THAT(page,
+              HasSubstr("dflashd_requests_total{api=\"grpc\",outcome=\"rejected\",model=\"tiny\"} 1\n"));
+  EXPECT_THAT(page, HasSubstr("method=\"Generate\",service=\"dflash.v1.InferenceService\""));
+  EXPECT_THAT(page, HasSubstr("code=\"UNIMPLEMENTED\",method=\"Cancel\""));
+}
+
 // The series of the table are those of the page, both ways.
 TEST(Service, ExportsExactlyWhatTheTableLists) {
   ScriptedService service({});
@@ -234,6 +271,8 @@ TEST(Service, ExportsExactlyWhatTheTableLists) {
                                                      metrics::kDraining.name,
                                                      metrics::kWorkerUp.name,
                                                      metrics::kWorkerHeartbeatAge.name,
+                                                     metrics::kGroupEpoch.name,
+                                                     metrics::kGroupReforms.name,
                                                      metrics::kBuildInfo.name};
   for (const MetricInfo* info : metrics::kAll) {
     EXPECT_EQ(exported.count(std::string(info->name)) + of_the_program.count(info->name), 1u) << info->name;
@@ -251,22 +290,27 @@ class MuteWorker final : public worker::v1::WorkerService::Service {
     response->set_vocabulary_size(10);
     response->set_max_context_tokens(10);
     response->set_max_sequences(1);
+    response->mutable_metrics()->add_families()->set_name(std::string(metrics::kCacheBlocks.name));
     return grpc::Status::OK;
   }
   grpc::Status Serve(
       grpc::ServerContext* context,
       grpc::ServerReaderWriter<worker::v1::ServeResponse, worker::v1::ServeRequest>* stream) override {
     worker::v1::ServeRequest message;
-    while (stream->Read(&message)) heartbeats += message.has_heartbeat();
+    while (!leaves && stream->Read(&message)) heartbeats += message.has_heartbeat();
     return context->IsCancelled() ? grpc::Status::CANCELLED : grpc::Status::OK;
   }
   std::atomic<int> heartbeats = 0;
+  std::atomic<bool> leaves = false;  // ends its stream at once
 };
 
 // Hears of the group's loss.
 class LossListener final : public GroupEvents {
  public:
-  void OnReady(Group*, const GroupInfo&) override { ready = true; }
+  void OnReady(Group*, const GroupInfo&) override {
+    ready = true;
+    on_ready();
+  }
   void OnCredits(Group*, uint64_t) override {}
   void OnStarted(Group*, const std::string&, const StartedOutput&) override {}
   void OnTokens(Group*, const std::string&, StepOutput) override {}
@@ -274,6 +318,7 @@ class LossListener final : public GroupEvents {
   void OnFailed(Group*, const std::string&, const absl::Status&) override {}
   void OnLost(Group*, const std::string& why) override { lost.set_value(why); }
   std::atomic<bool> ready = false;
+  std::function<void()> on_ready = [] {};
   std::promise<std::string> lost;
 };
 
@@ -286,18 +331,42 @@ TEST(GroupClient, ASilentWorkerIsLost) {
   const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
   LossListener events;
   std::atomic<bool> silence = false;
+  std::atomic<int> snapshots_when_ready = -1, snapshots = 0;
+  events.on_ready = [&] { snapshots_when_ready = snapshots.load(); };
   GroupClient client({.name = "0",
                       .address = "127.0.0.1:" + std::to_string(port),
                       .build = "b",
                       .heartbeat_period = absl::Milliseconds(20),
                       .silence_limit = absl::Milliseconds(200),
                       .on_silence = [&] { silence = true; }},
-                     &events, [](std::vector<prometheus::MetricFamily>) {});
+                     &events, [&](std::vector<prometheus::MetricFamily>) { ++snapshots; });
   client.Start();
   EXPECT_THAT(events.lost.get_future().get(), HasSubstr("said nothing for 200ms"));
+  EXPECT_EQ(snapshots_when_ready, 1) << "the first metrics come with the group itself";
   EXPECT_TRUE(events.ready);
   EXPECT_TRUE(silence);
   EXPECT_GT(mute.heartbeats, 0);
+  server->Shutdown();
+}
+
+TEST(GroupClient, AStreamThatTheWorkerEndsIsBroken) {
+  MuteWorker leaving;
+  leaving.leaves = true;
+  grpc::ServerBuilder builder;
+  int port = 0;
+  builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
+  builder.RegisterService(&leaving);
+  const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
+  LossListener events;
+  std::atomic<int> silent = 0;
+  GroupClient client({.name = "0",
+                      .address = "127.0.0.1:" + std::to_string(port),
+                      .build = "b",
+                      .on_silence = [&] { ++silent; }},
+                     &events, [](std::vector<prometheus::MetricFamily>) {});
+  client.Start();
+  EXPECT_EQ(events.lost.get_future().get(), "the worker ended the stream");
+  EXPECT_EQ(silent, 0);
   server->Shutdown();
 }
 

@@ -8,7 +8,7 @@
 namespace dflash::ctl {
 
 void RegisterAddress(FlagParser* parser, std::string* address) {
-  parser->Text("address", "HOST:PORT", "where dflashd listens", address);
+  parser->Address("address", "where dflashd listens", 1, address);
 }
 
 std::optional<int> ParseCommandLine(FlagParser* parser, int argc, const char* const* argv) {

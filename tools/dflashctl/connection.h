@@ -24,6 +24,7 @@ enum ExitCode : int {
   kDifferent = 1,     // replay found a difference
   kUsage = 2,         // bad flag, unreadable file
   kServerError = 3,   // the server cannot be reached, or it answered with an error
+  kOutputLost = 4,    // standard output cannot be written (disk full)
   kInterrupted = 130  // Ctrl-C
 };
 

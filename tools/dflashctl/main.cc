@@ -24,7 +24,8 @@ constexpr char kHelp[] =
     "\n"
     "Exit codes: 0 success; 1 replay found a difference; 2 wrong usage or unreadable file; 3 the server "
     "cannot be\n"
-    "reached, cannot serve or answered with an error; 130 interrupted. Ctrl-C cancels what runs.\n";
+    "reached, cannot serve or answered with an error; 4 standard output cannot be written; 130 interrupted.\n"
+    "Ctrl-C cancels what runs.\n";
 
 struct Command {
   std::string_view name;
@@ -78,12 +79,19 @@ int Main(int argc, const char* const* argv) {
   return Usage("unknown command " + std::string(argv[i]));
 }
 
+// What was printed counts only when it has arrived: a full disk shows at the latest here.
+int CheckOutput(int exit_code) {
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return exit_code;
+  std::fputs("error: standard output cannot be written\n", stderr);
+  return exit_code == kSuccess ? kOutputLost : exit_code;
+}
+
 }  // namespace
 }  // namespace dflash::ctl
 
 int main(int argc, char** argv) {
   try {
-    return dflash::ctl::Main(argc, argv);
+    return dflash::ctl::CheckOutput(dflash::ctl::Main(argc, argv));
   } catch (const std::exception& error) {  // last resort: out of memory
     std::fprintf(stderr, "dflashctl: %s\n", error.what());
     return dflash::ctl::kServerError;

@@ -15,14 +15,15 @@ void RequestFlags::Register(FlagParser* parser) {
   parser->Integer("top-k", "N", "keeps the N most probable tokens; 0 is off", 0,
                   std::numeric_limits<int32_t>::max(), &top_k);
   parser->Number("min-p", "X", "drops tokens less probable than X times the best; 0 is off", 0, 1, &min_p);
-  parser->Integer("seed", "N", "same seed, same text", 0, std::numeric_limits<int64_t>::max(), &seed);
+  parser->Integer("seed", "N", "same seed, same text", uint64_t{0}, std::numeric_limits<uint64_t>::max(),
+                  &seed);
   parser->Integer("max-tokens", "N", "at most this many tokens of output", 1,
                   std::numeric_limits<uint32_t>::max(), &max_tokens);
   parser->Choice("speculation", {"server", "off", "dflash"},
                  "how to draft; 'server' leaves it to the server; never changes the text", &speculation);
   parser->Integer("max-draft-tokens", "N", "verifies at most N drafts per round", 1,
                   std::numeric_limits<uint32_t>::max(), &max_draft_tokens);
-  parser->Number("timeout", "SECONDS", "deadline of one generation", 0, 1e6, &timeout_seconds);
+  parser->Number("timeout", "SECONDS", "deadline of one generation", 0.001, 1e6, &timeout_seconds);
 }
 
 void RequestFlags::Apply(v1::GenerateRequest* request) const {
@@ -31,7 +32,7 @@ void RequestFlags::Apply(v1::GenerateRequest* request) const {
   if (top_p) sampling->set_top_p(static_cast<float>(*top_p));
   if (top_k) sampling->set_top_k(static_cast<uint32_t>(*top_k));
   if (min_p) sampling->set_min_p(static_cast<float>(*min_p));
-  if (seed) sampling->set_seed(static_cast<uint64_t>(*seed));
+  if (seed) sampling->set_seed(*seed);
   if (max_tokens) request->mutable_stopping()->set_max_tokens(static_cast<uint32_t>(*max_tokens));
   request->mutable_speculation()->set_mode(ParseSpeculation(speculation));
   if (max_draft_tokens) {
@@ -50,19 +51,21 @@ v1::SpeculationMode ParseSpeculation(std::string_view name) {
 }
 
 absl::StatusOr<v1::TokenIds> ParseTokenIds(std::string_view text) {
-  constexpr std::string_view kSeparators = ", \t\r\n";
+  constexpr std::string_view kSpace = " \t\r\n", kSeparators = ", \t\r\n";
   v1::TokenIds tokens;
-  for (size_t begin = text.find_first_not_of(kSeparators); begin != std::string_view::npos;
-       begin = text.find_first_not_of(kSeparators, begin)) {
-    const size_t end = std::min(text.find_first_of(kSeparators, begin), text.size());
-    const std::string entry(text.substr(begin, end - begin));
+  size_t at = std::min(text.find_first_not_of(kSpace), text.size());
+  for (bool another = false; at < text.size() || another;) {
+    const size_t end = std::min(text.find_first_of(kSeparators, at), text.size());
+    const std::string entry(text.substr(at, end - at));
     uint32_t id = 0;
     const auto [stop, error] = std::from_chars(entry.data(), entry.data() + entry.size(), id);
     if (error != std::errc() || stop != entry.data() + entry.size()) {
       return absl::InvalidArgumentError(absl::StrCat("'", entry, "' is not a token id"));
     }
     tokens.add_ids(id);
-    begin = end;
+    at = std::min(text.find_first_not_of(kSpace, end), text.size());
+    another = at < text.size() && text[at] == ',';  // a comma calls for one more
+    if (another) at = std::min(text.find_first_not_of(kSpace, at + 1), text.size());
   }
   if (tokens.ids_size() == 0) return absl::InvalidArgumentError("no token ids");
   return tokens;

@@ -19,7 +19,7 @@ struct RequestFlags {
   std::optional<double> top_p;
   std::optional<int64_t> top_k;
   std::optional<double> min_p;
-  std::optional<int64_t> seed;
+  std::optional<uint64_t> seed;
   std::optional<int64_t> max_tokens;
   std::string speculation = "server";
   std::optional<int64_t> max_draft_tokens;
@@ -35,7 +35,8 @@ struct RequestFlags {
 // "off", "dflash" or "server" (the server's own choice) as on the wire.
 v1::SpeculationMode ParseSpeculation(std::string_view name);
 
-// "1,2 3\n4" -> ids. InvalidArgument names the entry that is not a token id; also when there is none.
+// "1,2 3\n4" -> ids, one comma or white space between them. InvalidArgument names the entry that is not a
+// token id (an empty one too: ",," and a comma at either end); also when there is none.
 absl::StatusOr<v1::TokenIds> ParseTokenIds(std::string_view text);
 
 // InvalidArgument, naming `what`, when `text` is not valid UTF-8: it cannot travel in a string field.

@@ -63,14 +63,34 @@ TEST(RequestFlags, EveryFlagReachesItsField) {
   EXPECT_EQ(RequestOf({"--speculation=dflash"}).speculation().mode(), v1::SPECULATION_MODE_DFLASH);
 }
 
+TEST(RequestFlags, TheLargestSeedAndNothingBeyond) {
+  EXPECT_EQ(RequestOf({"--seed=18446744073709551615"}).sampling().seed(), 18446744073709551615u);
+  const auto refused = [](const char* argument) {
+    RequestFlags flags;
+    FlagParser parser("dflashctl test", "");
+    flags.Register(&parser);
+    const char* const arguments[] = {"dflashctl test", argument};
+    FlagParser::Outcome outcome;
+    return std::string(parser.Parse(2, arguments, &outcome).message());
+  };
+  EXPECT_EQ(refused("--seed=18446744073709551616"),
+            "--seed must be a whole number from 0 to 18446744073709551615, not '18446744073709551616'");
+  EXPECT_EQ(refused("--seed=-1"), "--seed must be a whole number from 0 to 18446744073709551615, not '-1'");
+  EXPECT_EQ(refused("--timeout=0"), "--timeout must be a number from 0.001 to 1e+06, not '0'");
+  EXPECT_EQ(refused("--top-p=1.0000001"), "--top-p must be a number from 0 to 1, not '1.0000001'");
+}
+
 TEST(ParseTokenIds, SeparatorsAndErrors) {
-  const auto ids = ParseTokenIds(" 1,2 3\n4,,5\t");
+  const auto ids = ParseTokenIds(" 1,2 3\n4 ,\n5\t");
   ASSERT_TRUE(ids.ok());
   EXPECT_THAT(ids->ids(), ElementsAre(1u, 2u, 3u, 4u, 5u));
   EXPECT_EQ(ParseTokenIds("1 x2").status().message(), "'x2' is not a token id");
   EXPECT_EQ(ParseTokenIds("-1").status().message(), "'-1' is not a token id");
   EXPECT_EQ(ParseTokenIds("4294967296").status().message(), "'4294967296' is not a token id");
-  EXPECT_EQ(ParseTokenIds(" , ").status().message(), "no token ids");
+  for (const char* empty : {"1,,2", "1, ,2", ",1", "1,", " , ", "1 2 , "}) {
+    EXPECT_EQ(ParseTokenIds(empty).status().message(), "'' is not a token id") << empty;
+  }
+  EXPECT_EQ(ParseTokenIds(" \n").status().message(), "no token ids");
 }
 
 TEST(CheckUtf8, NamesWhatIsBroken) {

@@ -536,9 +536,10 @@ void Engine::Impl::Emit(Sequence& sequence, const std::vector<int32_t>& tokens, 
   bool finished = false;
   for (int32_t token : tokens) {
     if (token < 0) {  // logits held a NaN: this request cannot go on, its neighbours can
-      Fail(sequence, absl::InternalError(absl::StrCat("the target's logits at position ",
-                                                      sequence.prompt_size() + report.completion_tokens,
-                                                      " are not numbers")));
+      Fail(sequence, WithReason(absl::InternalError(absl::StrCat(
+                                    "the target's logits at position ",
+                                    sequence.prompt_size() + report.completion_tokens, " are not numbers")),
+                                "NUMERIC_FAULT"));
       return;
     }
     chunk.tokens.push_back(token);

@@ -9,9 +9,11 @@
 #include <vector>
 
 #include "absl/synchronization/notification.h"
+#include "base/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "worker/model/safetensors.h"
+#include "worker/model/testing/temporary_folder.h"
 #include "worker/testing/tiny_pair.h"
 
 namespace dflash {
@@ -202,20 +204,19 @@ TEST_F(EngineTest, RunServesUntilStopAndFailsWhatIsLeft) {
 TEST(EngineNanTest, ARequestWhoseLogitsAreNotNumbersFailsAlone) {
   // A copy of the target in which one token's embedding is NaN.
   constexpr int32_t kPoisoned = 77;
-  const std::filesystem::path dir = std::filesystem::path(::testing::TempDir()) / "nan-target";
-  std::filesystem::remove_all(dir);
-  std::filesystem::copy(testing::SourcePath("models/tiny-qwen3.6"), dir);
+  const TemporaryFolder folder;
+  std::filesystem::copy(testing::SourcePath("models/tiny-qwen3.6"), folder.path());
   {
-    absl::StatusOr<SafetensorsFolder> folder = SafetensorsFolder::Open(dir.string());
-    ASSERT_TRUE(folder.ok()) << folder.status();
-    const auto& entry = folder->tensors().at("model.language_model.embed_tokens.weight");
+    absl::StatusOr<SafetensorsFolder> weights = SafetensorsFolder::Open(folder.path());
+    ASSERT_TRUE(weights.ok()) << weights.status();
+    const auto& entry = weights->tensors().at("model.language_model.embed_tokens.weight");
     std::fstream file(entry.file->path(), std::ios::in | std::ios::out | std::ios::binary);
     file.seekp(entry.tensor->offset + kPoisoned * entry.tensor->cols() * 2);
     const uint16_t nan = 0x7fc0;
     file.write(reinterpret_cast<const char*>(&nan), sizeof(nan));
   }
   testing::TinyPairOptions options;
-  options.target_dir = dir.string();
+  options.target_dir = folder.path();
   absl::StatusOr<TinyPair> pair = LoadTinyPair(options);
   ASSERT_TRUE(pair.ok()) << pair.status();
   absl::StatusOr<std::unique_ptr<Engine>> engine = MakeEngine(*pair, pair->drafter.get());
@@ -229,6 +230,7 @@ TEST(EngineNanTest, ARequestWhoseLogitsAreNotNumbersFailsAlone) {
   const std::vector<GenerationOutcome> outcomes =
       *RunAll(**engine, {poisoned, GoldenRequest(good), poisoned});
   EXPECT_EQ(outcomes[0].status.code(), absl::StatusCode::kInternal) << outcomes[0].status;
+  EXPECT_EQ(ReasonOf(outcomes[0].status), "NUMERIC_FAULT");
   EXPECT_EQ(outcomes[2].status.code(), absl::StatusCode::kInternal);
   EXPECT_EQ(outcomes[1].tokens, good.output_ids);
   // The slot that held NaN is clean again.

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/status.h"
 
 namespace dflash {
 
@@ -112,6 +113,7 @@ wire::Failed ToMessage(const std::string& id, const absl::Status& status) {
   message.set_id(id);
   message.set_code(static_cast<int32_t>(status.code()));
   message.set_message(std::string(status.message()));
+  message.set_reason(ReasonOf(status));
   return message;
 }
 

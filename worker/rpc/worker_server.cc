@@ -81,6 +81,8 @@ class WorkerServer::Impl final : public wire::WorkerService::CallbackService {
       return reactor;
     }
     *response = ToMessage(options_.identity, getpid());
+    metrics_->SetGauges(backend_->Gauges());
+    *response->mutable_metrics() = ToMessage(metrics_->Collect());
     reactor->Finish(grpc::Status::OK);
     return reactor;
   }

@@ -136,6 +136,15 @@ TEST_F(WorkerServerTest, TellsWhatItIsToItsOwnBuildOnly) {
   EXPECT_EQ(response.pid(), getpid());
   EXPECT_EQ(response.max_sequences(), 2u);
   EXPECT_THAT(response.eos_token_ids(), ::testing::ElementsAre(4090, 4088));
+  double pages = 0;
+  for (const wire::MetricFamily& family : response.metrics().families()) {
+    if (family.name() != metrics::kCacheBlocks.name) continue;
+    for (const wire::MetricSample& sample : family.samples()) {
+      for (const wire::MetricLabel& label : sample.labels())
+        pages += label.value() == "kv" ? sample.value() : 0;
+    }
+  }
+  EXPECT_EQ(pages, 10) << "the pools are known before the first snapshot";
 }
 
 TEST_F(WorkerServerTest, CarriesARequestThrough) {
