@@ -167,10 +167,9 @@ int Main(int argc, char** argv) {
     return Fail(kExitFailed, std::string(status.message()));
   }
   if (flags.json.empty()) return kExitOk;
-  std::ofstream file(flags.json);
-  file << report.Json();
-  file.close();
-  if (!file) return Fail(kExitFailed, absl::StrCat("--json: cannot write ", flags.json));
+  if (absl::Status status = report.WriteJson(flags.json); !status.ok()) {
+    return Fail(kExitFailed, absl::StrCat("--json: ", std::string(status.message())));
+  }
   return kExitOk;
 }
 

@@ -2,7 +2,9 @@
 
 #include <cmath>
 #include <cstdio>
+#include <fstream>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "nlohmann/json.hpp"
 
@@ -54,6 +56,14 @@ std::string Report::Json() const {
     document["tables"].push_back({{"title", table.title}, {"rows", std::move(rows)}});
   }
   return document.dump(2) + "\n";
+}
+
+absl::Status Report::WriteJson(const std::string& path) const {
+  std::ofstream file(path);
+  file << Json();
+  file.close();
+  if (!file) return absl::UnavailableError(absl::StrCat("cannot write ", path));
+  return absl::OkStatus();
 }
 
 }  // namespace dflash::bench

@@ -5,6 +5,8 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
+
 namespace dflash::bench {
 
 struct Figure {
@@ -28,6 +30,8 @@ class Report {
   void Add(Row row);
 
   std::string Json() const;
+  // Unavailable, naming the file, when it cannot be written.
+  absl::Status WriteJson(const std::string& path) const;
 
  private:
   struct Table {

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <exception>
-#include <fstream>
 #include <memory>
 #include <string>
 #include <vector>
@@ -217,10 +216,9 @@ int Main(int argc, char** argv) {
   Report report;
   const absl::Status status = Measure(flags, report);
   if (!flags.json.empty()) {  // also what was measured before a failure
-    std::ofstream file(flags.json);
-    file << report.Json();
-    file.close();
-    if (!file) return Fail(kExitFailed, absl::StrCat("--json: cannot write ", flags.json));
+    if (absl::Status written = report.WriteJson(flags.json); !written.ok()) {
+      return Fail(kExitFailed, absl::StrCat("--json: ", std::string(written.message())));
+    }
   }
   return status.ok() ? kExitOk : Fail(kExitFailed, std::string(status.message()));
 }
