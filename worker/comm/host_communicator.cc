@@ -162,8 +162,9 @@ class HostCommunicator::Impl {
     }
     Rank(rank_).calls[parity] = call;
     uint32_t before = exchanges_;
-    if (!Rank(rank_).counter.compare_exchange_strong(before, current, std::memory_order_release))
-      return Check();
+    if (!Rank(rank_).counter.compare_exchange_strong(before, current, std::memory_order_release)) {
+      return Aborted();
+    }
     exchanges_ = current;
     parity_ = parity;
     FutexWake(&Rank(rank_).counter);
@@ -195,6 +196,12 @@ class HostCommunicator::Impl {
 
   absl::Status Check() const {
     if ((Rank(rank_).counter.load(std::memory_order_acquire) & kAborted) == 0) return absl::OkStatus();
+    return Aborted();
+  }
+
+  // What every call returns once any rank's counter is seen to be aborted. An abort reaches one counter after
+  // the other, so a rank may learn of it from a peer's counter before its own has been marked.
+  absl::Status Aborted() const {
     // A rank that died while it wrote the reason leaves none.
     const bool known = Header().reason_state.load(std::memory_order_acquire) == kWritten;
     return absl::UnavailableError(
@@ -226,7 +233,7 @@ class HostCommunicator::Impl {
       // A peer is at most one exchange ahead: it cannot finish the next one without us. What it has published
       // is there, even if it has left since.
       if (((now - wanted) & kCountMask) <= 1) break;
-      if ((now & kAborted) != 0) return Check();
+      if ((now & kAborted) != 0) return Aborted();
       if (++spins < kSpins) continue;
       const absl::Time time = absl::Now();
       if (time >= deadline) {
