@@ -1,6 +1,7 @@
 #include "worker/cache/sequence_table.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -27,8 +28,9 @@ absl::StatusOr<SequenceTable> SequenceTable::Create(const Options& options, cons
   // Handed out from the back: the lowest number first.
   for (int64_t slot = options.slots - 1; slot >= 0; --slot)
     table.free_slots_.push_back(static_cast<int32_t>(slot));
-  for (int64_t page = options.pages - 1; page >= 0; --page)
-    table.free_pages_.push_back(static_cast<int32_t>(page));
+  for (int64_t page = 0; page < options.pages; ++page)
+    table.free_pages_.insert(table.free_pages_.end(), static_cast<int32_t>(page));
+  table.references_.resize(static_cast<size_t>(options.pages));
   table.lengths_.resize(static_cast<size_t>(options.slots));
   table.pages_of_.resize(static_cast<size_t>(options.slots));
   const std::vector<int32_t> none(static_cast<size_t>(options.slots * table.pages_per_slot_), -1);
@@ -58,34 +60,64 @@ absl::Status SequenceTable::Reserve(int32_t slot, int64_t tokens) {
     return absl::InvalidArgumentError(
         absl::StrCat("a sequence of ", tokens, " tokens exceeds the limit of ", options_.max_tokens));
   }
-  std::vector<int32_t>& pages = pages_of_[static_cast<size_t>(slot)];
-  const int64_t needed = (tokens + kPageTokens - 1) / kPageTokens - static_cast<int64_t>(pages.size());
+  const int64_t needed =
+      (tokens + kPageTokens - 1) / kPageTokens - static_cast<int64_t>(pages_of(slot).size());
   if (needed <= 0) return absl::OkStatus();
   if (needed > free_pages()) {
     return absl::ResourceExhaustedError(
         absl::StrCat("needs ", needed, " more pages, ", free_pages(), " are free"));
   }
-  const int64_t first = static_cast<int64_t>(pages.size());
-  for (int64_t i = 0; i < needed; ++i) {
-    pages.push_back(free_pages_.back());
-    free_pages_.pop_back();
+  const std::vector<int32_t> fresh(free_pages_.begin(), std::next(free_pages_.begin(), needed));
+  return Append(slot, fresh);
+}
+
+absl::Status SequenceTable::Append(int32_t slot, const std::vector<int32_t>& pages) {
+  std::vector<int32_t>& held = pages_of_[static_cast<size_t>(slot)];
+  const auto first = static_cast<int64_t>(held.size());
+  if (first + static_cast<int64_t>(pages.size()) > pages_per_slot_) {
+    return absl::InvalidArgumentError(absl::StrCat("slot ", slot, " cannot have ", pages.size(),
+                                                   " pages more than its ", first, "; at most ",
+                                                   pages_per_slot_, " in all"));
   }
+  for (int32_t page : pages) {
+    if (page < 0 || page >= options_.pages)
+      return absl::InvalidArgumentError(absl::StrCat("page ", page, " of ", options_.pages));
+  }
+  for (int32_t page : pages) {
+    Retain(page);
+    held.push_back(page);
+  }
+  return UploadPages(slot, first);
+}
+
+absl::Status SequenceTable::UploadPages(int32_t slot, int64_t first) const {
+  const std::vector<int32_t>& pages = pages_of(slot);
+  const int64_t count = static_cast<int64_t>(pages.size()) - first;
+  if (count == 0) return absl::OkStatus();
   return CopyToDevice(page_table_.As<int32_t>() + slot * pages_per_slot_ + first, pages.data() + first,
-                      needed * int64_t{sizeof(int32_t)}, *stream_);
+                      count * int64_t{sizeof(int32_t)}, *stream_);
 }
 
 absl::Status SequenceTable::Close(int32_t slot) {
   std::vector<int32_t>& pages = pages_of_[static_cast<size_t>(slot)];
   DFLASH_CHECK(std::find(free_slots_.begin(), free_slots_.end(), slot) == free_slots_.end(),
                "slot closed twice");
-  const std::vector<int32_t> none(pages.size(), -1);
-  DFLASH_RETURN_IF_ERROR(CopyToDevice(page_table_.As<int32_t>() + slot * pages_per_slot_, none.data(),
-                                      static_cast<int64_t>(none.size() * sizeof(int32_t)), *stream_));
-  free_pages_.insert(free_pages_.end(), pages.rbegin(), pages.rend());
+  const std::vector<int32_t> held = std::exchange(pages, std::vector<int32_t>(pages.size(), -1));
+  DFLASH_RETURN_IF_ERROR(UploadPages(slot, 0));
   pages.clear();
+  for (int32_t page : held) Release(page);
   lengths_[static_cast<size_t>(slot)] = {};
   free_slots_.push_back(slot);
   return absl::OkStatus();
+}
+
+void SequenceTable::Retain(int32_t page) {
+  if (references_[static_cast<size_t>(page)]++ == 0) free_pages_.erase(page);
+}
+
+void SequenceTable::Release(int32_t page) {
+  DFLASH_CHECK(references_[static_cast<size_t>(page)] > 0, "a free page was released");
+  if (--references_[static_cast<size_t>(page)] == 0) free_pages_.insert(page);
 }
 
 absl::Status SequenceTable::CheckLengths(int32_t slot, int64_t anchor_position, bool has_drafter) const {

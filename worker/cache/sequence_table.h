@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -28,7 +29,9 @@ struct SequenceLengths {
 };
 
 // Owns the slots, the page table and the lengths (host side and their copies on the device), not the pools
-// themselves: target and drafter index their pools with it. The lengths on the device are moved by the work
+// themselves: target and drafter index their pools with it. Pages are counted: several slots may share the
+// pages of a common prefix, and whoever wants one to stay (the prefix cache) holds a reference of its own; a
+// page is free when nobody holds it. The lengths on the device are moved by the work
 // of the steps; the host's follow at once for what the host itself describes, and when it reads the result of
 // a round (TakeLengths). Everything done to a slot is enqueued on the stream, so it comes after the rounds
 // before it. Not thread-safe: the engine's thread only.
@@ -47,8 +50,16 @@ class SequenceTable {
   // Makes sure that positions [0, tokens) have pages. ResourceExhausted (nothing is taken) when too few are
   // free; InvalidArgument beyond max_tokens.
   absl::Status Reserve(int32_t slot, int64_t tokens);
-  // Gives the slot and its pages back.
+  // Appends pages that the caller names to the slot's, free ones or such that others hold too; each gains a
+  // reference. InvalidArgument (nothing is changed): no such page, or more than max_tokens need.
+  absl::Status Append(int32_t slot, const std::vector<int32_t>& pages);
+  // Gives the slot and its references of pages back.
   absl::Status Close(int32_t slot);
+
+  const std::vector<int32_t>& pages_of(int32_t slot) const { return pages_of_[static_cast<size_t>(slot)]; }
+  // References that do not belong to a slot. Release is for those only.
+  void Retain(int32_t page);
+  void Release(int32_t page);
 
   SequenceLengths& lengths(int32_t slot) { return lengths_[static_cast<size_t>(slot)]; }
   const SequenceLengths& lengths(int32_t slot) const { return lengths_[static_cast<size_t>(slot)]; }
@@ -97,12 +108,15 @@ class SequenceTable {
     return slot_arrays_.As<int32_t>() + static_cast<int64_t>(array) * options_.slots;
   }
   absl::Status SetOnDevice(SlotArray array, int32_t slot, int64_t value);
+  // Writes the slot's pages from the `first` on to the table on the device.
+  absl::Status UploadPages(int32_t slot, int64_t first) const;
 
   Options options_;
   const Stream* stream_ = nullptr;
   int64_t pages_per_slot_ = 0;
   std::vector<int32_t> free_slots_;
-  std::vector<int32_t> free_pages_;
+  std::set<int32_t> free_pages_;
+  std::vector<int32_t> references_;  // per page
   std::vector<SequenceLengths> lengths_;
   std::vector<std::vector<int32_t>> pages_of_;
   Buffer page_table_;
