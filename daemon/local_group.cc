@@ -91,6 +91,10 @@ class LocalGroup::Impl final : public Group, public GroupEvents {
     absl::MutexLock lock(&mutex_);
     if (client_ != nullptr) client_->Cancel(key, reason);
   }
+  absl::Duration HeartbeatAge() const override {
+    absl::MutexLock lock(&mutex_);
+    return client_ == nullptr ? absl::ZeroDuration() : client_->HeartbeatAge();
+  }
 
   // GroupEvents of the client of this life.
   void OnReady(Group*, const GroupInfo& info) override {

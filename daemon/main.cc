@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <exception>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <string>
 #include <thread>
@@ -15,6 +16,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "base/flag_parser.h"
 #include "base/status.h"
@@ -41,8 +43,6 @@ enum ExitCode : int {
   kExitNoWorker = 75,
 };
 
-constexpr char kGroupName[] = "0";
-
 struct Flags {
   std::string model, draft_model;
   std::string listen = "127.0.0.1:8500";
@@ -60,6 +60,10 @@ struct Flags {
   std::string model_name;
   int64_t max_queued_requests = 256;
   int64_t max_queued_tokens = 1 << 20;
+  double max_queue_seconds = 120;
+  int64_t max_client_requests = 0;
+  double max_client_rate = 0;
+  int64_t groups = 1;
   // Handed to the worker.
   std::string instruction_set = "auto";
   int64_t threads = 0, max_sequences = 8, max_context_tokens = 0, cache_tokens = 0, max_prefill_tokens = 512;
@@ -75,6 +79,8 @@ FlagParser MakeParser(Flags& flags) {
   parser.Address("listen", "where gRPC clients connect; port 0 takes a free one", 0, &flags.listen);
   parser.Address("ops-listen", "where /metrics, /livez, /readyz are served over HTTP", 0, &flags.ops_listen);
   parser.Integer("tp", "N", "tensor-parallel ranks of the worker group", 1, 8, &flags.tp);
+  parser.Integer("groups", "N", "worker groups, each with a whole copy of the model and its own devices", 1,
+                 8, &flags.groups);
   parser.Choice("communicator", {"auto", "host", "nccl"},
                 "how ranks exchange data; auto: nccl with CUDA, host (shared memory) without",
                 &flags.communicator);
@@ -95,6 +101,13 @@ FlagParser MakeParser(Flags& flags) {
                  &flags.max_queued_requests);
   parser.Integer("max-queued-tokens", "N", "prompt tokens of the requests that wait", 1, int64_t{1} << 40,
                  &flags.max_queued_tokens);
+  parser.Number("max-queue-seconds", "SECONDS", "a request that would wait longer, or has, is refused", 0.001,
+                1e6, &flags.max_queue_seconds);
+  parser.Integer("max-client-requests", "N",
+                 "requests of one client at a time, waiting and running; 0: no bound", 0, 1 << 20,
+                 &flags.max_client_requests);
+  parser.Number("max-client-rate", "N", "requests of one client a second; 0: no bound", 0, 1e6,
+                &flags.max_client_rate);
   parser.Integer("threads", "N", "CPU threads of the worker; 0: one per core", 0, 256, &flags.threads);
   parser.Choice("instruction-set", {"auto", "scalar", "avx2", "avx512"},
                 "instructions of the CPU worker; auto: the best that this machine has",
@@ -184,23 +197,58 @@ std::vector<std::string> WorkerCommand(const std::filesystem::path& worker, cons
   return command;
 }
 
-// One command a rank. Rank r of a CUDA group has device r, unless all share one.
-std::vector<std::vector<std::string>> WorkerCommands(const std::filesystem::path& worker,
-                                                     const Flags& flags) {
+// One command a rank. Rank r of group g has device g * tp + r, unless all share one.
+std::vector<std::vector<std::string>> WorkerCommands(const std::filesystem::path& worker, const Flags& flags,
+                                                     int64_t group) {
   std::vector<std::vector<std::string>> commands;
   for (int64_t rank = 0; rank < flags.tp; ++rank) {
     std::vector<std::string>& command = commands.emplace_back(WorkerCommand(worker, flags));
+    const int64_t device = flags.share_device ? 0 : group * flags.tp + rank;
+    if (device != 0) command.insert(command.end(), {"--device", absl::StrCat(device)});
     if (flags.tp == 1) break;
     command.insert(command.end(),
                    {"--communicator", flags.communicator, "--draft-placement", flags.draft_placement,
                     "--rank-timeout", absl::StrCat(flags.rank_timeout_seconds), "--formation-timeout",
-                    absl::StrCat(flags.formation_timeout_seconds), "--device",
-                    absl::StrCat(flags.share_device ? 0 : rank)});
+                    absl::StrCat(flags.formation_timeout_seconds)});
   }
   return commands;
 }
 
-void RefreshGauges(const Dispatcher& dispatcher, const LocalGroup* group, Exporter& exporter) {
+// The groups of this host by name. Empty at first: the operators' thread runs before there are any.
+class LocalGroups {
+ public:
+  void Add(const std::string& name, std::unique_ptr<LocalGroup> group) {
+    absl::MutexLock lock(&mutex_);
+    groups_.emplace(name, std::move(group));
+  }
+  std::map<std::string, LocalGroup::Stats> GetStats() const {
+    absl::MutexLock lock(&mutex_);
+    std::map<std::string, LocalGroup::Stats> stats;
+    for (const auto& [name, group] : groups_) stats.emplace(name, group->GetStats());
+    return stats;
+  }
+  // All groups are gone for good: only a new process helps.
+  bool AllGivenUp() const {
+    const auto stats = GetStats();
+    return !stats.empty() &&
+           std::all_of(stats.begin(), stats.end(), [](const auto& entry) { return entry.second.given_up; });
+  }
+  // Of all groups at once.
+  void Shutdown(absl::Duration timeout) {
+    absl::MutexLock lock(&mutex_);
+    std::vector<std::thread> threads;
+    for (const auto& entry : groups_) {
+      threads.emplace_back([group = entry.second.get(), timeout] { group->Shutdown(timeout); });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+
+ private:
+  mutable absl::Mutex mutex_;
+  std::map<std::string, std::unique_ptr<LocalGroup>> groups_ ABSL_GUARDED_BY(mutex_);
+};
+
+void RefreshGauges(const Dispatcher& dispatcher, const LocalGroups& groups, Exporter& exporter) {
   const Dispatcher::Stats stats = dispatcher.GetStats();
   MetricRegistry& server = exporter.server();
   const auto set = [&](const MetricInfo& info, double value, const MetricLabels& labels = {}) {
@@ -214,9 +262,11 @@ void RefreshGauges(const Dispatcher& dispatcher, const LocalGroup* group, Export
   set(metrics::kQueueLimit, static_cast<double>(stats.limits.max_prompt_tokens), {{"dimension", "tokens"}});
   set(metrics::kReady, stats.serving);
   set(metrics::kDraining, stats.draining);
-  if (group == nullptr) return;
-  const LocalGroup::Stats lives = group->GetStats();
+  const std::map<std::string, LocalGroup::Stats> local = groups.GetStats();
   for (const Dispatcher::GroupStats& state : stats.groups) {
+    const auto found = local.find(state.name);
+    if (found == local.end()) continue;
+    const LocalGroup::Stats& lives = found->second;
     MetricRegistry& registry = exporter.group(state.name);
     for (int rank = 0; rank < lives.ranks; ++rank) {
       registry.Gauge(metrics::kWorkerUp, {{"rank", absl::StrCat(rank)}})
@@ -233,7 +283,7 @@ void RefreshGauges(const Dispatcher& dispatcher, const LocalGroup* group, Export
 }
 
 OpsReply Answer(const std::string& path, const Dispatcher& dispatcher, Exporter& exporter,
-                const LocalGroup* group, const std::atomic<bool>& has_been_ready) {
+                const LocalGroups& groups, const std::atomic<bool>& has_been_ready) {
   if (path == "/metrics") {
     return {
         .status = 200, .content_type = "text/plain; version=0.0.4; charset=utf-8", .body = exporter.Text()};
@@ -243,7 +293,7 @@ OpsReply Answer(const std::string& path, const Dispatcher& dispatcher, Exporter&
   const std::string why = stats.detail.empty() ? "not ready" : stats.detail;
   if (path == "/livez") {
     // A lost group comes back by itself, unless it was given up: then only a new process helps.
-    const bool lost = !stats.draining && group != nullptr && group->GetStats().given_up;
+    const bool lost = !stats.draining && groups.AllGivenUp();
     return lost ? OpsReply{.status = 503, .body = why + "\n"} : OpsReply{.body = "ok\n"};
   }
   if (path == "/readyz")
@@ -266,7 +316,11 @@ int Serve(const Flags& flags) {
   Exporter exporter(flags.model_name);
   exporter.server().Gauge(metrics::kBuildInfo, {{"version", DFLASHD_VERSION}}).Set(1);
   Dispatcher dispatcher(
-      {.max_requests = flags.max_queued_requests, .max_prompt_tokens = flags.max_queued_tokens}, &absl::Now);
+      {.queue = {.max_requests = flags.max_queued_requests,
+                 .max_prompt_tokens = flags.max_queued_tokens,
+                 .max_wait = absl::Seconds(flags.max_queue_seconds)},
+       .client = {.max_requests = flags.max_client_requests, .requests_per_second = flags.max_client_rate}},
+      &absl::Now);
   InferenceService service({.model = flags.model_name,
                             .drafter_name = std::filesystem::path(flags.draft_model).filename().string(),
                             .version = DFLASHD_VERSION},
@@ -277,13 +331,11 @@ int Serve(const Flags& flags) {
     return Fail(kExitCannotListen, absl::StrCat("--listen: ", std::string(server.status().message())));
 
   std::atomic<bool> has_been_ready = false;
-  std::unique_ptr<LocalGroup> group;
-  std::atomic<LocalGroup*> published = nullptr;  // for the operators' thread, which runs before there is one
-  exporter.SetRefresh([&] { RefreshGauges(dispatcher, published.load(), exporter); });
-  absl::StatusOr<std::unique_ptr<OpsServer>> ops =
-      OpsServer::Start(flags.ops_listen, [&](const std::string& path) {
-        return Answer(path, dispatcher, exporter, published.load(), has_been_ready);
-      });
+  LocalGroups groups;
+  exporter.SetRefresh([&] { RefreshGauges(dispatcher, groups, exporter); });
+  absl::StatusOr<std::unique_ptr<OpsServer>> ops = OpsServer::Start(
+      flags.ops_listen,
+      [&](const std::string& path) { return Answer(path, dispatcher, exporter, groups, has_been_ready); });
   if (!ops.ok())
     return Fail(kExitCannotListen, absl::StrCat("--ops-listen: ", std::string(ops.status().message())));
 
@@ -302,19 +354,21 @@ int Serve(const Flags& flags) {
   // worker.
   const pthread_t main_thread = pthread_self();
   std::atomic<int> failed_start = 0;
-  absl::StatusOr<std::unique_ptr<LocalGroup>> started =
-      LocalGroup::Start({.name = kGroupName,
-                         .commands = WorkerCommands(*worker, flags),
-                         .build = DFLASHD_VERSION,
-                         .restart = {.max_delay = absl::Seconds(flags.max_restart_delay_seconds)}},
-                        &dispatcher, &exporter, [&](int code) {
-                          if (has_been_ready) return;  // it serves errors from now on, and says so
-                          failed_start = code == 0 ? static_cast<int>(kExitNoWorker) : code;
-                          pthread_kill(main_thread, SIGUSR1);
-                        });
-  if (!started.ok()) return Fail(kExitNoWorker, std::string(started.status().message()));
-  group = *std::move(started);
-  published = group.get();
+  for (int64_t i = 0; i < flags.groups; ++i) {
+    const std::string name = absl::StrCat(i);
+    absl::StatusOr<std::unique_ptr<LocalGroup>> started =
+        LocalGroup::Start({.name = name,
+                           .commands = WorkerCommands(*worker, flags, i),
+                           .build = DFLASHD_VERSION,
+                           .restart = {.max_delay = absl::Seconds(flags.max_restart_delay_seconds)}},
+                          &dispatcher, &exporter, [&](int code) {
+                            if (has_been_ready) return;  // it serves errors from now on, and says so
+                            failed_start = code == 0 ? static_cast<int>(kExitNoWorker) : code;
+                            pthread_kill(main_thread, SIGUSR1);
+                          });
+    if (!started.ok()) return Fail(kExitNoWorker, std::string(started.status().message()));
+    groups.Add(name, *std::move(started));
+  }
   absl::Notification stop_ticking;
   std::thread ticking([&] {
     while (!stop_ticking.WaitForNotificationWithTimeout(absl::Milliseconds(100))) {
@@ -332,7 +386,7 @@ int Serve(const Flags& flags) {
 
   dispatcher.ShutDown();
   (*server)->Shutdown(absl::Seconds(2));
-  group->Shutdown(absl::Seconds(10));
+  groups.Shutdown(absl::Seconds(10));
   stop_ticking.Notify();
   ticking.join();
   ops->reset();

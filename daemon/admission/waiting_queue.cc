@@ -1,7 +1,6 @@
 #include "daemon/admission/waiting_queue.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
@@ -9,18 +8,34 @@
 
 namespace dflash {
 
+absl::Duration WaitingQueue::RetryHint() const {
+  // Half of the queue: all who were refused come back at about the same time, and want to find room.
+  const double ahead = std::max(1.0, static_cast<double>(size()) / 2);
+  return std::clamp(pop_interval_.value_or(absl::Seconds(1)) * ahead, absl::Milliseconds(100),
+                    absl::Seconds(60));
+}
+
 absl::Status WaitingQueue::Full(const std::string& what) const {
-  const absl::Duration retry = std::clamp(pop_interval_, absl::Milliseconds(100), absl::Seconds(60));
   return WithDetails(absl::ResourceExhaustedError(absl::StrCat("the queue is full: ", what)),
-                     {.reason = "QUEUE_FULL", .field = "", .retry_after = retry, .metadata = {}});
+                     {.reason = "QUEUE_FULL", .field = "", .retry_after = RetryHint(), .metadata = {}});
 }
 
 absl::Status WaitingQueue::CheckRoom(int64_t reserved) const {
-  if (size() + reserved >= limits_.max_requests) {
+  const int64_t ahead = size() + reserved;
+  if (ahead >= limits_.max_requests) {
     return Full(absl::StrCat("at most ", limits_.max_requests, " requests wait"));
   }
   if (prompt_tokens_ >= limits_.max_prompt_tokens) {
     return Full(absl::StrCat("at most ", limits_.max_prompt_tokens, " prompt tokens wait"));
+  }
+  // A request that finds nobody waiting is taken whatever was measured: the measure must not keep out what
+  // would renew it.
+  if (ahead > 0 && pop_interval_.has_value()) {
+    const absl::Duration wait = *pop_interval_ * ahead;
+    if (wait > limits_.max_wait) {
+      return Full(absl::StrCat(ahead, " requests wait, which takes about ", absl::FormatDuration(wait),
+                               ", over ", absl::FormatDuration(limits_.max_wait)));
+    }
   }
   return absl::OkStatus();
 }
@@ -35,23 +50,40 @@ absl::Status WaitingQueue::Push(Entry entry) {
   }
   DFLASH_CHECK(index_.count(entry.id) == 0, entry.id.c_str());
   prompt_tokens_ += entry.prompt_tokens;
-  entries_.push_back(std::move(entry));
-  index_.emplace(entries_.back().id, std::prev(entries_.end()));
+  ages_.insert(entry.since);
+  ClientRequests& own = clients_[entry.client];
+  own.last = own.waiting == 0 ? entry.since : std::max(entry.since, own.last + kClientSpacing);
+  ++own.waiting;
+  const Place place = {own.last - kPriorityStep * entry.priority, next_number_++};
+  const auto it = entries_.emplace(place, std::move(entry)).first;
+  index_.emplace(it->second.id, it);
   return absl::OkStatus();
 }
 
-void WaitingQueue::Erase(std::list<Entry>::iterator it) {
-  prompt_tokens_ -= it->prompt_tokens;
-  index_.erase(it->id);
+void WaitingQueue::Erase(Entries::iterator it) {
+  const Entry& entry = it->second;
+  prompt_tokens_ -= entry.prompt_tokens;
+  ages_.erase(ages_.find(entry.since));
+  const auto own = clients_.find(entry.client);
+  if (--own->second.waiting == 0) clients_.erase(own);
+  index_.erase(entry.id);
   entries_.erase(it);
+  if (entries_.empty()) busy_since_ = absl::InfinitePast();
+}
+
+const WaitingQueue::Entry* WaitingQueue::Front() const {
+  return entries_.empty() ? nullptr : &entries_.begin()->second;
 }
 
 std::optional<WaitingQueue::Entry> WaitingQueue::Pop(absl::Time now) {
   if (entries_.empty()) return std::nullopt;
-  if (last_pop_ != absl::InfinitePast()) pop_interval_ = pop_interval_ * 0.8 + (now - last_pop_) * 0.2;
-  last_pop_ = now;
-  Entry entry = entries_.front();
+  if (busy_since_ != absl::InfinitePast()) {
+    const absl::Duration interval = now - busy_since_;
+    pop_interval_ = pop_interval_.has_value() ? *pop_interval_ * 0.8 + interval * 0.2 : interval;
+  }
+  Entry entry = entries_.begin()->second;
   Erase(entries_.begin());
+  if (!entries_.empty()) busy_since_ = now;
   return entry;
 }
 
@@ -62,21 +94,30 @@ bool WaitingQueue::Remove(const std::string& id) {
   return true;
 }
 
-std::vector<WaitingQueue::Entry> WaitingQueue::TakeExpired(absl::Time now) {
-  std::vector<Entry> expired;
+WaitingQueue::Expired WaitingQueue::TakeExpired(absl::Time now) {
+  Expired expired;
   for (auto it = entries_.begin(); it != entries_.end();) {
     const auto current = it++;
-    if (current->deadline > now) continue;
-    expired.push_back(*current);
+    const Entry& entry = current->second;
+    const bool late = entry.deadline <= now;
+    if (!late && now - entry.since < limits_.max_wait) continue;
+    (late ? expired.deadline : expired.too_long).push_back(entry);
     Erase(current);
   }
   return expired;
 }
 
-std::vector<WaitingQueue::Entry> WaitingQueue::TakeAll() { return TakeExpired(absl::InfiniteFuture()); }
+std::vector<WaitingQueue::Entry> WaitingQueue::TakeAll() {
+  std::vector<Entry> all;
+  while (!entries_.empty()) {
+    all.push_back(entries_.begin()->second);
+    Erase(entries_.begin());
+  }
+  return all;
+}
 
 absl::Duration WaitingQueue::OldestAge(absl::Time now) const {
-  return entries_.empty() ? absl::ZeroDuration() : now - entries_.front().since;
+  return ages_.empty() ? absl::ZeroDuration() : now - *ages_.begin();
 }
 
 }  // namespace dflash

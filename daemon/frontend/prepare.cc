@@ -151,6 +151,10 @@ absl::Status CheckRequest(const ClientRequest& request, const GroupInfo& info) {
                         absl::StrCat("must be at most ", INT32_MAX, ", not ", *request.top_k));
   }
   DFLASH_RETURN_IF_ERROR(CheckStopping(request, info));
+  if (request.priority < kMinPriority || request.priority > kMaxPriority) {
+    return BadParameter("scheduling.priority", absl::StrCat("must be from ", kMinPriority, " to ",
+                                                            kMaxPriority, ", not ", request.priority));
+  }
   if (request.max_draft_tokens == 0u) {
     return BadParameter("speculation.max_draft_tokens",
                         "must be at least 1 (speculation.mode switches it off)");
@@ -202,6 +206,8 @@ absl::StatusOr<GroupRequest> Prepare(const ClientRequest& request, const GroupIn
   prepared.return_text = request.text.value_or(!std::holds_alternative<TokenPrompt>(request.prompt));
   prepared.keep_special_tokens = request.special_tokens_in_text;
   prepared.deadline = request.deadline;
+  prepared.client = request.client;
+  prepared.priority = request.priority;
   return prepared;
 }
 

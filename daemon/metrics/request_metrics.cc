@@ -9,8 +9,8 @@ RequestMetrics::RequestMetrics(MetricRegistry* registry) {
   for (const char* outcome : {"stop", "length", "cancelled", "deadline", "rejected", "error"}) {
     outcomes_[outcome] = &registry->Counter(metrics::kRequests, {{"api", "grpc"}, {"outcome", outcome}});
   }
-  for (const char* reason :
-       {"queue_full", "draining", "not_ready", "invalid", "too_long", "unsupported", "slow_consumer"}) {
+  for (const char* reason : {"queue_full", "queue_timeout", "client_limit", "rate_limited", "draining",
+                             "not_ready", "invalid", "too_long", "unsupported", "slow_consumer"}) {
     rejections_[reason] = &registry->Counter(metrics::kRequestsRejected, {{"reason", reason}});
   }
   for (const char* cache : {"hit", "partial", "miss"}) {
@@ -32,6 +32,9 @@ RequestMetrics::RequestMetrics(MetricRegistry* registry) {
 
 std::string RejectionLabel(const std::string& reason) {
   if (reason == "QUEUE_FULL") return "queue_full";
+  if (reason == "QUEUE_TIMEOUT") return "queue_timeout";
+  if (reason == "CLIENT_LIMIT") return "client_limit";
+  if (reason == "RATE_LIMITED") return "rate_limited";
   if (reason == "DRAINING") return "draining";
   if (reason == "NOT_READY" || reason == "WORKER_LOST") return "not_ready";
   if (reason == "CONTEXT_TOO_LONG") return "too_long";

@@ -65,6 +65,9 @@ struct ClientRequest {
   SpeculationChoice speculation = SpeculationChoice::kServerDefault;
   std::optional<uint32_t> max_draft_tokens;
   bool strict_speculation = false;
+  // Scheduling.
+  int32_t priority = 0;
+  std::string client;  // who asks, as the transport tells; never from the message
 
   absl::Time deadline = absl::InfiniteFuture();
 };

@@ -10,7 +10,11 @@
 
 namespace dflash {
 
+inline constexpr int32_t kMinPriority = -10, kMaxPriority = 10;
+
 struct GroupRequest {
+  std::string client;    // whose it is, for fairness and limits
+  int32_t priority = 0;  // the higher, the sooner; kMinPriority to kMaxPriority
   std::vector<int32_t> prompt_tokens;
   float temperature = 0;
   int32_t top_k = 0;

@@ -6,7 +6,6 @@
 #include "base/check.h"
 #include "base/status.h"
 #include "daemon/request/request_error.h"
-#include "daemon/routing/choose_group.h"
 
 namespace dflash {
 namespace {
@@ -22,7 +21,8 @@ absl::Status Lost(const std::string& why) {
 
 }  // namespace
 
-Dispatcher::Dispatcher(const QueueLimits& limits, absl::Time (*clock)()) : clock_(clock), queue_(limits) {}
+Dispatcher::Dispatcher(const AdmissionLimits& limits, absl::Time (*clock)())
+    : clock_(clock), queue_(limits.queue), clients_(limits.client) {}
 
 void Dispatcher::AddGroup(Group* group) {
   absl::MutexLock lock(&mutex_);
@@ -36,6 +36,7 @@ void Dispatcher::Revive(Group* group) {
   if (member.state != GroupState::kLost) return;
   member.state = GroupState::kLoading;
   member.granted = member.submitted = 0;
+  member.on_probation = true;
 }
 
 void Dispatcher::SetServingCallback(std::function<void()> changed) {
@@ -65,7 +66,7 @@ absl::Status Dispatcher::CheckServing() const {
   return Lost(lost);
 }
 
-absl::Status Dispatcher::Reserve(const std::string& id) {
+absl::Status Dispatcher::Reserve(const std::string& id, const std::string& client) {
   absl::MutexLock lock(&mutex_);
   DFLASH_RETURN_IF_ERROR(CheckServing());
   if (reserved_.count(id) != 0 || ids_.count(id) != 0) {
@@ -74,25 +75,45 @@ absl::Status Dispatcher::Reserve(const std::string& id) {
         {.reason = "DUPLICATE_REQUEST", .field = "request_id", .retry_after = {}, .metadata = {}});
   }
   DFLASH_RETURN_IF_ERROR(queue_.CheckRoom(static_cast<int64_t>(reserved_.size())));
-  reserved_.insert(id);
+  DFLASH_RETURN_IF_ERROR(clients_.Enter(client, clock_()));
+  reserved_.emplace(id, client);
   return absl::OkStatus();
 }
 
 void Dispatcher::Release(const std::string& id) {
   absl::MutexLock lock(&mutex_);
-  DFLASH_CHECK(reserved_.erase(id) == 1);
+  const auto reserved = reserved_.find(id);
+  DFLASH_CHECK(reserved != reserved_.end(), id.c_str());
+  clients_.Leave(reserved->second);
+  reserved_.erase(reserved);
 }
 
 absl::StatusOr<std::string> Dispatcher::Submit(const std::string& id, GroupRequest request,
                                                std::shared_ptr<OutputListener> listener) {
   absl::MutexLock lock(&mutex_);
-  DFLASH_CHECK(reserved_.erase(id) == 1);
-  DFLASH_RETURN_IF_ERROR(CheckServing());
+  const auto reserved = reserved_.find(id);
+  DFLASH_CHECK(reserved != reserved_.end(), id.c_str());
+  request.client = std::move(reserved->second);
+  reserved_.erase(reserved);
   const std::string key = absl::StrCat(id, "/", next_key_++);
   const auto prompt_tokens = static_cast<int64_t>(request.prompt_tokens.size());
-  DFLASH_RETURN_IF_ERROR(queue_.Push({key, prompt_tokens, clock_(), request.deadline}));
+  absl::Status taken = CheckServing();
+  if (taken.ok()) {
+    taken = queue_.Push({.id = key,
+                         .prompt_tokens = prompt_tokens,
+                         .since = clock_(),
+                         .deadline = request.deadline,
+                         .client = request.client,
+                         .priority = request.priority});
+  }
+  if (!taken.ok()) {
+    clients_.Leave(request.client);
+    return taken;
+  }
   ids_.insert(id);
   Live live;
+  live.client = request.client;
+  if (members_.size() > 1) live.prefix = PrefixAffinity::BlockHashes(request.prompt_tokens, "");
   live.id = id;
   live.work = prompt_tokens + request.max_tokens;
   live.request = std::move(request);
@@ -102,18 +123,30 @@ absl::StatusOr<std::string> Dispatcher::Submit(const std::string& id, GroupReque
   return key;
 }
 
+std::vector<GroupSnapshot> Dispatcher::Snapshot(const Live& live) const {
+  std::vector<GroupSnapshot> snapshot;
+  for (size_t i = 0; i < members_.size(); ++i) {
+    const Member& member = *members_[i];
+    snapshot.push_back({.ready = member.state == GroupState::kReady,
+                        .credits = member.granted - member.submitted,
+                        .running = member.running,
+                        .outstanding_tokens = member.outstanding_tokens,
+                        .prefix_tokens = affinity_.Match(i, live.prefix),
+                        .silence = member.group->HeartbeatAge(),
+                        .on_probation = member.on_probation});
+  }
+  return snapshot;
+}
+
 void Dispatcher::Dispatch() {
-  while (queue_.size() > 0) {
-    std::vector<GroupSnapshot> snapshot;
-    for (const auto& member : members_) {
-      snapshot.push_back({member->state == GroupState::kReady, member->granted - member->submitted,
-                          member->outstanding_tokens});
-    }
-    const std::optional<size_t> chosen = ChooseGroup(snapshot);
+  while (const WaitingQueue::Entry* next = queue_.Front()) {
+    const std::string key = next->id;
+    Live& live = live_.at(key);
+    const std::optional<size_t> chosen = ChooseGroup(Snapshot(live));
     if (!chosen.has_value()) return;
     Member& member = *members_[*chosen];
-    const std::string key = queue_.Pop(clock_())->id;
-    Live& live = live_.at(key);
+    queue_.Pop(clock_());
+    affinity_.Record(*chosen, live.prefix);
     live.member = &member;
     ++member.submitted;
     ++member.running;
@@ -128,6 +161,7 @@ Dispatcher::Listener Dispatcher::End(const std::string& key) {
   if (it == live_.end()) return nullptr;
   Live live = std::move(it->second);
   live_.erase(it);
+  clients_.Leave(live.client);
   if (live.listener != nullptr) ids_.erase(live.id);
   if (live.member != nullptr) {
     --live.member->running;
@@ -163,15 +197,28 @@ bool Dispatcher::Cancel(const std::string& key, const absl::Status& reason) {
 }
 
 void Dispatcher::ExpireWaiting() {
-  std::vector<Listener> expired;
+  std::vector<Listener> expired, timed_out;
+  absl::Duration retry_after, max_wait;
   {
     absl::MutexLock lock(&mutex_);
-    for (const WaitingQueue::Entry& entry : queue_.TakeExpired(clock_())) expired.push_back(End(entry.id));
+    const WaitingQueue::Expired taken = queue_.TakeExpired(clock_());
+    for (const WaitingQueue::Entry& entry : taken.deadline) expired.push_back(End(entry.id));
+    for (const WaitingQueue::Entry& entry : taken.too_long) timed_out.push_back(End(entry.id));
+    retry_after = queue_.RetryHint();
+    max_wait = queue_.limits().max_wait;
+    clients_.Forget(clock_());
+    Dispatch();  // a group that was doubtful may be sound again
   }
   const absl::Status status =
       WithDetails(absl::DeadlineExceededError("the deadline came while the request was waiting in the queue"),
                   {.reason = "DEADLINE", .field = "", .retry_after = {}, .metadata = {{"phase", "queue"}}});
   for (const Listener& listener : expired) listener->OnFailed(status);
+  if (timed_out.empty()) return;
+  const absl::Status timeout =
+      WithDetails(absl::ResourceExhaustedError(
+                      absl::StrCat("the request waited in the queue for ", absl::FormatDuration(max_wait))),
+                  {.reason = "QUEUE_TIMEOUT", .field = "", .retry_after = retry_after, .metadata = {}});
+  for (const Listener& listener : timed_out) listener->OnFailed(timeout);
 }
 
 void Dispatcher::ShutDown() {
@@ -226,6 +273,12 @@ Dispatcher::Member& Dispatcher::Find(Group* group) {
   std::abort();
 }
 
+size_t Dispatcher::IndexOf(const Member& member) const {
+  size_t index = 0;
+  while (members_[index].get() != &member) ++index;
+  return index;
+}
+
 Dispatcher::Listener Dispatcher::ListenerOf(const std::string& key) const {
   absl::MutexLock lock(&mutex_);
   const auto it = live_.find(key);
@@ -258,11 +311,13 @@ void Dispatcher::OnTokens(Group*, const std::string& key, StepOutput output) {
   if (const Listener listener = ListenerOf(key)) listener->OnTokens(std::move(output));
 }
 
-void Dispatcher::OnFinished(Group*, const std::string& key, const FinishedOutput& finished) {
+void Dispatcher::OnFinished(Group* group, const std::string& key, const FinishedOutput& finished) {
   Listener listener;
   {
     absl::MutexLock lock(&mutex_);
+    Find(group).on_probation = false;
     listener = End(key);
+    Dispatch();
   }
   if (listener != nullptr) listener->OnFinished(finished);
 }
@@ -284,6 +339,7 @@ void Dispatcher::OnLost(Group* group, const std::string& why) {
     if (lost.state == GroupState::kLost) return;
     lost.state = GroupState::kLost;
     lost.why_lost = why;
+    affinity_.Forget(IndexOf(lost));
     std::vector<std::string> keys;
     for (const auto& [key, live] : live_) {
       if (live.member == &lost) keys.push_back(key);

@@ -14,11 +14,20 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "daemon/admission/client_limiter.h"
 #include "daemon/admission/waiting_queue.h"
 #include "daemon/request/group_request.h"
+#include "daemon/routing/choose_group.h"
 #include "daemon/routing/group.h"
+#include "daemon/routing/prefix_affinity.h"
 
 namespace dflash {
+
+// What is taken in.
+struct AdmissionLimits {
+  QueueLimits queue = {};
+  ClientLimits client = {};
+};
 
 class Dispatcher final : public GroupEvents {
  public:
@@ -44,7 +53,7 @@ class Dispatcher final : public GroupEvents {
   };
 
   // `clock` tells the time, from any thread.
-  Dispatcher(const QueueLimits& limits, absl::Time (*clock)());
+  Dispatcher(const AdmissionLimits& limits, absl::Time (*clock)());
 
   // Registers a group, which is not owned and must outlive the last call to this object.
   void AddGroup(Group* group);
@@ -52,19 +61,21 @@ class Dispatcher final : public GroupEvents {
   void Revive(Group* group);
 
   // Claims `id` and a place in the queue before the work of preparing the request is done. AlreadyExists: a
-  // request with this id has not ended. ResourceExhausted: the queue is full. Unavailable: loading, no group
-  // left, draining. After OK exactly one of Release and Submit must follow.
-  absl::Status Reserve(const std::string& id);
+  // request with this id has not ended. ResourceExhausted, with a hint when to retry: the queue is full, or
+  // `client` has had its share. Unavailable: loading, no group left, draining. After OK exactly one of
+  // Release and Submit must follow.
+  absl::Status Reserve(const std::string& id, const std::string& client);
   void Release(const std::string& id);
-  // Queues a prepared request, or hands it to a group at once; returns its key, which Cancel wants. Errors as
-  // Reserve; the listener is then not called.
+  // Queues a prepared request (whose client is that of Reserve, whatever it says), or hands it to a group at
+  // once; returns its key, which Cancel wants. Errors as Reserve; the listener is then not called.
   absl::StatusOr<std::string> Submit(const std::string& id, GroupRequest request,
                                      std::shared_ptr<OutputListener> listener);
   // Ends a queued or running request: its listener gets OnFailed(reason) before this returns, its id is free,
   // and its group lets go of it within one step. False when it has ended already.
   bool Cancel(const std::string& key, const absl::Status& reason);
 
-  // Fails queued requests whose deadline has come. Call it several times a second.
+  // Fails queued requests whose deadline has come or that have waited too long, and looks again who can take
+  // what waits. Call it several times a second.
   void ExpireWaiting();
   // From now on refuses new requests, and fails those that wait or run.
   void ShutDown();
@@ -97,18 +108,22 @@ class Dispatcher final : public GroupEvents {
     uint64_t submitted = 0;
     int64_t running = 0;
     int64_t outstanding_tokens = 0;
+    bool on_probation = false;
   };
   struct Live {
-    std::string id;
-    GroupRequest request;  // its prompt is dropped once a group has it
-    Listener listener;     // null when the client has been told the end
+    std::string id, client;
+    std::vector<uint64_t> prefix;  // PrefixAffinity::BlockHashes, when there is a choice
+    GroupRequest request;          // its prompt is dropped once a group has it
+    Listener listener;             // null when the client has been told the end
     Member* member = nullptr;
     int64_t work = 0;  // tokens
   };
 
   absl::Status CheckServing() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Dispatch() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::vector<GroupSnapshot> Snapshot(const Live& live) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Member& Find(Group* group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  size_t IndexOf(const Member& member) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Forgets a request that has ended and returns whom to tell, if anybody.
   Listener End(const std::string& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Tells a request's group to end it, and returns whom to tell.
@@ -121,10 +136,12 @@ class Dispatcher final : public GroupEvents {
   mutable absl::Mutex mutex_;
   std::function<void()> serving_changed_ ABSL_GUARDED_BY(mutex_);
   WaitingQueue queue_ ABSL_GUARDED_BY(mutex_);
+  ClientLimiter clients_ ABSL_GUARDED_BY(mutex_);
+  PrefixAffinity affinity_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::unique_ptr<Member>> members_ ABSL_GUARDED_BY(mutex_);
   bool shut_down_ ABSL_GUARDED_BY(mutex_) = false;
   uint64_t next_key_ ABSL_GUARDED_BY(mutex_) = 1;
-  std::set<std::string> reserved_ ABSL_GUARDED_BY(mutex_);
+  std::unordered_map<std::string, std::string> reserved_ ABSL_GUARDED_BY(mutex_);  // id to client
   // Ids that a client may not use again yet. Queue and groups know a request by its key: an id may be used
   // again while its group still winds the old request down.
   std::set<std::string> ids_ ABSL_GUARDED_BY(mutex_);

@@ -4,7 +4,6 @@
 #include <atomic>
 
 #include "daemon/request/request_error.h"
-#include "daemon/routing/choose_group.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -27,6 +26,8 @@ class FakeGroup : public Group {
     prompts.push_back(static_cast<int64_t>(request.prompt_tokens.size()));
   }
   void Cancel(const std::string& key, const absl::Status&) override { cancelled.push_back(key); }
+  absl::Duration HeartbeatAge() const override { return silence; }
+  absl::Duration silence;
   std::vector<std::string> submitted;
   std::vector<int64_t> prompts;
   std::vector<std::string> cancelled;
@@ -62,14 +63,16 @@ class DispatcherTest : public ::testing::Test {
   }
   // Reserves and submits; the recorder of the request.
   std::shared_ptr<Recorder> Submit(const std::string& id, int64_t tokens = 3,
-                                   absl::Time deadline = absl::InfiniteFuture()) {
+                                   absl::Time deadline = absl::InfiniteFuture(),
+                                   const std::string& client = "", int32_t priority = 0) {
     auto recorder = std::make_shared<Recorder>();
-    absl::Status status = dispatcher_.Reserve(id);
+    absl::Status status = dispatcher_.Reserve(id, client);
     if (status.ok()) {
       GroupRequest request;
       request.prompt_tokens.assign(static_cast<size_t>(tokens), 1);
       request.max_tokens = 10;
       request.deadline = deadline;
+      request.priority = priority;
       status = dispatcher_.Submit(id, std::move(request), recorder).status();
     }
     recorder->error = status;
@@ -77,7 +80,7 @@ class DispatcherTest : public ::testing::Test {
   }
 
   FakeGroup group_;
-  Dispatcher dispatcher_{{.max_requests = 2, .max_prompt_tokens = 100}, &Now};
+  Dispatcher dispatcher_{{.queue = {.max_requests = 2, .max_prompt_tokens = 100}}, &Now};
 };
 
 TEST_F(DispatcherTest, RefusesWhileLoading) {
@@ -122,19 +125,19 @@ TEST_F(DispatcherTest, IdsAreUniqueWhileTheyLive) {
   EXPECT_THAT(std::string(again.message()), HasSubstr("request_id: 'a'"));
   dispatcher_.OnFinished(&group_, "a/1", {});
   EXPECT_TRUE(Submit("a")->error.ok());
-  ASSERT_TRUE(dispatcher_.Reserve("b").ok());
-  EXPECT_EQ(dispatcher_.Reserve("b").code(), absl::StatusCode::kAlreadyExists);
+  ASSERT_TRUE(dispatcher_.Reserve("b", "").ok());
+  EXPECT_EQ(dispatcher_.Reserve("b", "").code(), absl::StatusCode::kAlreadyExists);
   dispatcher_.Release("b");
-  EXPECT_TRUE(dispatcher_.Reserve("b").ok());
+  EXPECT_TRUE(dispatcher_.Reserve("b", "").ok());
 }
 
 TEST_F(DispatcherTest, ReservationsCountAgainstTheQueue) {
   Ready(0);
-  ASSERT_TRUE(dispatcher_.Reserve("a").ok());
-  ASSERT_TRUE(dispatcher_.Reserve("b").ok());
-  EXPECT_EQ(dispatcher_.Reserve("c").code(), absl::StatusCode::kResourceExhausted);
+  ASSERT_TRUE(dispatcher_.Reserve("a", "").ok());
+  ASSERT_TRUE(dispatcher_.Reserve("b", "").ok());
+  EXPECT_EQ(dispatcher_.Reserve("c", "").code(), absl::StatusCode::kResourceExhausted);
   dispatcher_.Release("a");
-  EXPECT_TRUE(dispatcher_.Reserve("c").ok());
+  EXPECT_TRUE(dispatcher_.Reserve("c", "").ok());
 }
 
 TEST_F(DispatcherTest, CancelWhileWaiting) {
@@ -227,11 +230,146 @@ TEST_F(DispatcherTest, ShutDownFailsEverything) {
   EXPECT_EQ(running->failed, 1);
 }
 
-TEST(ChooseGroup, LeastWorkAmongThoseThatTakeRequests) {
-  EXPECT_EQ(ChooseGroup({}), std::nullopt);
-  EXPECT_EQ(ChooseGroup({{true, 0, 0}, {false, 5, 0}}), std::nullopt);
-  EXPECT_EQ(ChooseGroup({{true, 1, 50}, {true, 1, 20}, {true, 0, 1}, {false, 9, 0}}), 1u);
-  EXPECT_EQ(ChooseGroup({{true, 1, 20}, {true, 9, 20}}), 0u);
+GroupRequest OneToken() {
+  GroupRequest request;
+  request.prompt_tokens = {1};
+  return request;
+}
+
+TEST(Dispatcher, ARequestThatWaitsTooLongIsRefusedWithAHint) {
+  FakeGroup group;
+  Dispatcher dispatcher({.queue = {.max_wait = absl::Seconds(5)}}, &Now);
+  dispatcher.AddGroup(&group);
+  dispatcher.OnReady(&group, GroupInfo());
+  const auto recorder = std::make_shared<Recorder>();
+  ASSERT_TRUE(dispatcher.Reserve("a", "").ok());
+  ASSERT_TRUE(dispatcher.Submit("a", OneToken(), recorder).ok());
+  now_seconds += 4;
+  dispatcher.ExpireWaiting();
+  EXPECT_EQ(recorder->failed, 0);
+  now_seconds += 1;
+  dispatcher.ExpireWaiting();
+  EXPECT_EQ(recorder->failed, 1);
+  EXPECT_EQ(recorder->error.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(DetailsOf(recorder->error).reason, "QUEUE_TIMEOUT");
+  EXPECT_TRUE(DetailsOf(recorder->error).retry_after.has_value());
+}
+
+TEST_F(DispatcherTest, PriorityGoesFirst) {
+  Ready(0);
+  Submit("low", 1, absl::InfiniteFuture(), "", -1);
+  Submit("high", 1, absl::InfiniteFuture(), "", 1);
+  dispatcher_.OnCredits(&group_, 2);
+  EXPECT_THAT(group_.submitted, ElementsAre("high/2", "low/1"));
+}
+
+TEST(Dispatcher, AClientHasItsShareUntilItsRequestsHaveEnded) {
+  FakeGroup group;
+  Dispatcher dispatcher({.client = {.max_requests = 1, .requests_per_second = 0}}, &Now);
+  dispatcher.AddGroup(&group);
+  dispatcher.OnReady(&group, GroupInfo());
+  dispatcher.OnCredits(&group, 10);
+  const auto recorder = std::make_shared<Recorder>();
+  const auto reserve = [&](const std::string& id, const std::string& client) {
+    return DetailsOf(dispatcher.Reserve(id, client)).reason;
+  };
+  ASSERT_TRUE(dispatcher.Reserve("a", "one").ok());
+  EXPECT_EQ(reserve("b", "one"), "CLIENT_LIMIT");
+  EXPECT_TRUE(dispatcher.Reserve("c", "other").ok());
+  dispatcher.Release("a");
+  ASSERT_TRUE(dispatcher.Reserve("b", "one").ok());
+  ASSERT_TRUE(dispatcher.Submit("b", OneToken(), recorder).ok());
+  EXPECT_EQ(reserve("d", "one"), "CLIENT_LIMIT");
+  dispatcher.Cancel("b/1", absl::CancelledError("client"));
+  EXPECT_EQ(reserve("d", "one"), "CLIENT_LIMIT") << "the group still winds it down";
+  dispatcher.OnFailed(&group, "b/1", absl::CancelledError("client"));
+  EXPECT_TRUE(dispatcher.Reserve("d", "one").ok());
+  // A request that the queue does not take gives its share back.
+  dispatcher.ShutDown();
+  EXPECT_FALSE(dispatcher.Submit("d", OneToken(), recorder).ok());
+  EXPECT_EQ(reserve("e", "one"), "DRAINING");
+}
+
+class TwoGroupsTest : public ::testing::Test {
+ protected:
+  TwoGroupsTest() {
+    for (FakeGroup* group : {&a_, &b_}) {
+      dispatcher_.AddGroup(group);
+      dispatcher_.OnReady(group, GroupInfo());
+      dispatcher_.OnCredits(group, 8);
+    }
+  }
+  // A prompt of `tokens` tokens from `first` on, and 10 of output.
+  std::shared_ptr<Recorder> Submit(const std::string& id, size_t tokens, int32_t first) {
+    auto recorder = std::make_shared<Recorder>();
+    GroupRequest request;
+    for (size_t i = 0; i < tokens; ++i) request.prompt_tokens.push_back(first + static_cast<int32_t>(i));
+    request.max_tokens = 10;
+    EXPECT_TRUE(dispatcher_.Reserve(id, "").ok());
+    EXPECT_TRUE(dispatcher_.Submit(id, std::move(request), recorder).ok());
+    return recorder;
+  }
+  FakeGroup a_, b_;
+  Dispatcher dispatcher_{{}, &Now};
+};
+
+TEST_F(TwoGroupsTest, WorkIsSharedAndPromptsGoWhereTheirBeginningIs) {
+  Submit("1", 200, 0);
+  Submit("2", 100, 5000);
+  EXPECT_THAT(a_.submitted, ElementsAre("1/1"));
+  EXPECT_THAT(b_.submitted, ElementsAre("2/2"));
+  // b has less to do, but a has seen 192 of these tokens.
+  Submit("3", 300, 0);
+  EXPECT_THAT(a_.submitted, ElementsAre("1/1", "3/3"));
+  Submit("4", 300, 9000);
+  EXPECT_THAT(b_.submitted, ElementsAre("2/2", "4/4"));
+  dispatcher_.OnFinished(&a_, "1/1", {});
+  dispatcher_.OnFinished(&a_, "3/3", {});
+  // A group that was lost has lost its caches too.
+  dispatcher_.OnLost(&a_, "x");
+  dispatcher_.Revive(&a_);
+  dispatcher_.OnReady(&a_, GroupInfo());
+  dispatcher_.OnCredits(&a_, 8);
+  dispatcher_.OnFinished(&b_, "2/2", {});
+  dispatcher_.OnFinished(&b_, "4/4", {});
+  Submit("5", 300, 9000);
+  EXPECT_THAT(b_.submitted, ElementsAre("2/2", "4/4", "5/5"));
+}
+
+TEST_F(TwoGroupsTest, ALostGroupTakesItsOwnRequestsOnly) {
+  const auto first = Submit("1", 10, 0);
+  const auto second = Submit("2", 10, 500);
+  dispatcher_.OnLost(&a_, "x");
+  EXPECT_EQ(first->failed, 1);
+  EXPECT_EQ(second->failed, 0);
+  EXPECT_TRUE(dispatcher_.GetStats().serving);
+  Submit("3", 10, 0);
+  EXPECT_THAT(b_.submitted, ElementsAre("2/2", "3/3"));
+}
+
+TEST_F(TwoGroupsTest, ASilentGroupGetsNothingUntilItIsHeardAgain) {
+  a_.silence = absl::Seconds(2);
+  for (int i = 1; i <= 8; ++i) Submit(std::to_string(i), 10, 0);
+  EXPECT_EQ(b_.submitted.size(), 8u);
+  Submit("9", 10, 0);
+  EXPECT_THAT(a_.submitted, IsEmpty()) << "it rather waits";
+  a_.silence = absl::ZeroDuration();
+  dispatcher_.ExpireWaiting();
+  EXPECT_THAT(a_.submitted, ElementsAre("9/9"));
+}
+
+TEST_F(TwoGroupsTest, ARevivedGroupProvesItselfFirst) {
+  dispatcher_.OnLost(&a_, "x");
+  dispatcher_.Revive(&a_);
+  dispatcher_.OnReady(&a_, GroupInfo());
+  dispatcher_.OnCredits(&a_, 8);
+  for (int i = 1; i <= 4; ++i) Submit(std::to_string(i), 10, 0);
+  EXPECT_THAT(a_.submitted, ElementsAre("1/1")) << "one, until it has finished it";
+  EXPECT_EQ(b_.submitted.size(), 3u);
+  dispatcher_.OnFinished(&a_, "1/1", {});
+  Submit("5", 10, 0);
+  Submit("6", 10, 0);
+  EXPECT_THAT(a_.submitted, ElementsAre("1/1", "5/5", "6/6"));
 }
 
 }  // namespace

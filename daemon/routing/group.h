@@ -19,6 +19,8 @@ class Group {
   virtual void Submit(const std::string& key, const GroupRequest& request) = 0;
   // Ends a request within one step; its OnFailed follows. Unknown keys are ignored.
   virtual void Cancel(const std::string& key, const absl::Status& reason) = 0;
+  // Time since the group was last heard of; zero before.
+  virtual absl::Duration HeartbeatAge() const = 0;
 };
 
 // What a group reports; from any thread, but one call at a time for each group.

@@ -42,7 +42,6 @@ TEST(FromMessage, RefusesWhatIsNotBuiltByName) {
       {"speculation.mode SPECULATION_MODE_MTP",
        [](auto& r) { r.mutable_speculation()->set_mode(v1::SPECULATION_MODE_MTP); }},
       {"speculation.tree_nodes", [](auto& r) { r.mutable_speculation()->set_tree_nodes(32); }},
-      {"scheduling.priority", [](auto& r) { r.mutable_scheduling()->set_priority(1); }},
       {"scheduling.cache_salt", [](auto& r) { r.mutable_scheduling()->set_cache_salt("x"); }},
   };
   for (const auto& c : cases) {

@@ -37,13 +37,12 @@ class GroupClient final : public Group {
   const std::string& name() const override;
   void Submit(const std::string& key, const GroupRequest& request) override;
   void Cancel(const std::string& key, const absl::Status& reason) override;
+  absl::Duration HeartbeatAge() const override;
 
   // Asks the group to end: it drops what runs and exits.
   void Shutdown();
   // Gives up waiting for a group that is not there (its process has ended).
   void Disconnect();
-  // Time since the group was last heard; zero before the first message.
-  absl::Duration HeartbeatAge() const;
 
  private:
   class Impl;

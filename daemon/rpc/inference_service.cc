@@ -44,6 +44,13 @@ const char* CodeName(absl::StatusCode code) {
   return index < std::size(kNames) ? kNames[index] : "UNKNOWN";
 }
 
+// "ipv4:10.0.0.1:1234", "ipv6:%5B::1%5D:1234" -> without the port: all connections of one host are one
+// client.
+std::string PeerHost(const std::string& peer) {
+  const size_t colon = peer.rfind(':');
+  return peer.rfind("ip", 0) == 0 && colon != std::string::npos ? peer.substr(0, colon) : peer;
+}
+
 v1::SpeculationMode ModeOf(bool speculates) {
   return speculates ? v1::SPECULATION_MODE_DFLASH : v1::SPECULATION_MODE_OFF;
 }
@@ -309,11 +316,12 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* InferenceService::Impl::Generate(
     if (!request.ok()) return request.status();
     request->id = id;
     request->deadline = deadline;
+    request->client = PeerHost(context->peer());
     DFLASH_RETURN_IF_ERROR(CheckRequestId(id));
     DFLASH_RETURN_IF_ERROR(CheckModel(request->model, options_.model));
     DFLASH_ASSIGN_OR_RETURN(GroupInfo info, dispatcher_->Info());
     DFLASH_RETURN_IF_ERROR(CheckRequest(*request, info));
-    DFLASH_RETURN_IF_ERROR(dispatcher_->Reserve(id));
+    DFLASH_RETURN_IF_ERROR(dispatcher_->Reserve(id, request->client));
     return info;
   };
   absl::StatusOr<GroupInfo> info = accept();

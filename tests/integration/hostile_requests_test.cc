@@ -255,6 +255,10 @@ void AddNumbers(std::vector<Case>* cases) {
          [](auto* r) { r->mutable_stopping()->set_max_tokens(0); });
   AddBad(cases, "no drafts", "speculation.max_draft_tokens",
          [](auto* r) { r->mutable_speculation()->set_max_draft_tokens(0); });
+  for (const int bad : {-11, 11, INT_MAX, INT_MIN}) {
+    AddBad(cases, absl::StrCat("priority ", bad), "scheduling.priority",
+           [=](auto* r) { r->mutable_scheduling()->set_priority(bad); });
+  }
   for (const int bad : {5, 6, 77, -1, INT_MAX, INT_MIN}) {
     AddBad(cases, absl::StrCat("mode ", bad), "speculation.mode",
            [=](auto* r) { r->mutable_speculation()->set_mode(static_cast<v1::SpeculationMode>(bad)); });
@@ -280,8 +284,6 @@ void AddUnbuiltFields(std::vector<Case>* cases) {
                [=](auto* r) { r->mutable_output()->set_min_chunk_interval_ms(value); });
     AddUnbuilt(cases, "speculation.tree_nodes",
                [=](auto* r) { r->mutable_speculation()->set_tree_nodes(value - 2); });
-    AddUnbuilt(cases, "scheduling.priority",
-               [=](auto* r) { r->mutable_scheduling()->set_priority(static_cast<int32_t>(value)); });
     AddUnbuilt(cases, "sampling.logit_bias", [=](auto* r) {
       for (uint32_t i = 0; i < std::min(value, 1000u); ++i)
         r->mutable_sampling()->add_logit_bias()->set_bias(1);

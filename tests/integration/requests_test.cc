@@ -135,8 +135,6 @@ TEST_F(RequestsTest, WhatIsNotBuiltIsRefusedByName) {
        "speculation.mode"},
       {"tree_nodes", [](Request* r) { r->mutable_speculation()->set_tree_nodes(32); }, kMissing,
        "speculation.tree_nodes"},
-      {"priority", [](Request* r) { r->mutable_scheduling()->set_priority(1); }, kMissing,
-       "scheduling.priority"},
       {"cache_salt", [](Request* r) { r->mutable_scheduling()->set_cache_salt("x"); }, kMissing,
        "scheduling.cache_salt"},
   });
@@ -151,7 +149,7 @@ TEST_F(RequestsTest, NeutralValuesAreAccepted) {
   sampling->set_n(1);
   request.mutable_stopping()->set_min_tokens(0);
   request.mutable_output()->set_min_chunk_interval_ms(0);
-  request.mutable_scheduling()->set_priority(0);
+  request.mutable_scheduling()->set_priority(-10);
   request.mutable_scheduling()->set_no_prefix_cache(true);
   EXPECT_EQ(server_->GenerateOk(request).token_ids, server_->GenerateOk(ShortRequest()).token_ids);
 }

@@ -265,6 +265,34 @@ TEST(LossTest, AKilledWorkerIsReportedAtOnce) {
   EXPECT_THAT(server.Metrics(), HasSubstr("cause=\"worker_exit\""));
 }
 
+// Work is shared, and one group's loss is its own clients' only.
+TEST(GroupsTest, TheOtherGroupServesOn) {
+  Server server({"--groups", "2", "--max-sequences", "1"});
+  ASSERT_NE(server.channel(), nullptr);
+  ASSERT_TRUE(PollUntil([&] {
+    const v1::GetLoadResponse load = server.Load();
+    return load.groups_size() == 2 && load.groups(0).state() == v1::GROUP_STATE_READY &&
+           load.groups(1).state() == v1::GROUP_STATE_READY;
+  }));
+  OpenStream first(server.stub(), EndlessRequest()), second(server.stub(), EndlessRequest());
+  ASSERT_TRUE(first.ReadFirstTokens() && second.ReadFirstTokens()) << "both run though a group has one slot";
+  const v1::GetLoadResponse load = server.Load();
+  EXPECT_EQ(load.groups(0).running(), 1u);
+  EXPECT_EQ(load.groups(1).running(), 1u);
+  ASSERT_NE(load.groups(0).leader_pid(), load.groups(1).leader_pid());
+
+  ASSERT_EQ(kill(load.groups(1).leader_pid(), SIGKILL), 0);
+  OpenStream* const streams[] = {&first, &second};
+  int lost = 0;
+  ASSERT_TRUE(PollUntil([&] { return server.Load().groups(1).state() != v1::GROUP_STATE_READY; }));
+  EXPECT_TRUE(server.Load().serving());
+  EXPECT_EQ(server.Load().groups(0).running(), 1u);
+  for (OpenStream* stream : streams) stream->Cancel();
+  for (OpenStream* stream : streams) lost += stream->Finish().error_code() == grpc::StatusCode::UNAVAILABLE;
+  EXPECT_LE(lost, 1);
+  EXPECT_EQ(server.GenerateOk(ShortRequest()).token_ids.size(), 4u);
+}
+
 TEST(LossTest, AStoppedWorkerIsLostAndKilled) {
   Server server;
   ASSERT_NE(server.channel(), nullptr);

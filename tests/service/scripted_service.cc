@@ -118,7 +118,7 @@ ScriptedService::ScriptedService(const Options& options)
       engine_metrics_(MetricsOptions()),
       prompts_(*CheckpointPrompts::Load(DFLASHD_SOURCE_DIR "/models/tiny-qwen3.6")),
       exporter_("tiny"),
-      dispatcher_(options.queue, &absl::Now),
+      dispatcher_(options.admission, &absl::Now),
       service_({.model = "tiny",
                 .drafter_name = "drafter",
                 .version = kBuild,

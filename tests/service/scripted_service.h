@@ -52,7 +52,7 @@ class ScriptedService {
  public:
   struct Options {
     int64_t max_sequences = 2;
-    QueueLimits queue = {};
+    AdmissionLimits admission = {};
     size_t max_unsent_bytes = 256 << 10;
     absl::Duration stall_limit = absl::Seconds(600);
   };
