@@ -71,6 +71,9 @@ MemoryPlan PlanMemory(const MemoryDemand& demand) {
                                              gdn.RecordFloats() * kFloat});
   plan.pools.push_back({"convolution states",
                         demand.sequences * linear_layers * (target.conv_kernel - 1) * gdn.QkvCols() * act});
+  plan.pools.push_back({absl::StrCat("state checkpoints of the prefix cache: ", demand.checkpoints),
+                        demand.checkpoints * linear_layers *
+                            (gdn.StateFloats() * kFloat + (target.conv_kernel - 1) * gdn.QkvCols() * act)});
   // Scratch, as Target::Load has it.
   const int64_t verify_rows = demand.sequences * demand.block_rows;
   const int64_t rows = std::max(demand.prefill_rows, verify_rows);

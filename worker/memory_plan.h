@@ -27,6 +27,7 @@ struct MemoryDemand {
   int64_t pages = 1;
   int64_t block_rows = 1;  // rows of one sequence in a verification
   int64_t prefill_rows = 512;
+  int64_t checkpoints = 0;  // of recurrent and convolution states, for the prefix cache
   DType activation = DType::kBf16;
 };
 

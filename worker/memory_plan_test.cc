@@ -36,12 +36,15 @@ int64_t BytesOf(const MemoryPlan& plan, const std::string& begin) {
 
 // By hand, from the shapes (docs/spec/qwen3_5.md, docs/spec/dflash.md).
 TEST(MemoryPlanTest, PoolsOfThe27B) {
-  const MemoryPlan plan = PlanMemory(Real(3, 100000));
+  MemoryDemand demand = Real(3, 100000);
+  demand.checkpoints = 5;
+  const MemoryPlan plan = PlanMemory(demand);
   const int64_t tokens = 1563 * 64;
   EXPECT_EQ(BytesOf(plan, "target keys and values"), 65536 * tokens);
   EXPECT_EQ(BytesOf(plan, "drafter keys and values"), 20480 * tokens);
   EXPECT_EQ(BytesOf(plan, "recurrent states"), 3 * int64_t{150994944});  // one state per sequence
   EXPECT_EQ(BytesOf(plan, "convolution states"), 3 * int64_t{2949120});
+  EXPECT_EQ(BytesOf(plan, "state checkpoints"), 5 * (int64_t{150994944} + 2949120));
   EXPECT_EQ(BytesOf(plan, "delta records") % (3 * 48 * 2 * 16 * 4), 0);
   EXPECT_LE(BytesOf(plan, "delta records"), 3 * 48 * 2 * 16 * 4 * int64_t{48 * 257});
 }

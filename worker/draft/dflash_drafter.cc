@@ -343,4 +343,10 @@ absl::StatusOr<std::vector<std::vector<float>>> DFlashDrafter::ExportContext(int
   return stores;
 }
 
+absl::Status DFlashDrafter::FillPages(const std::vector<int32_t>& pages, float value) {
+  for (size_t layer = 0; layer < impl_->contract.layers.size(); ++layer)
+    DFLASH_RETURN_IF_ERROR(FillKeyValue(impl_->Pool(layer), pages, value, *impl_->stream));
+  return absl::OkStatus();
+}
+
 }  // namespace dflash

@@ -54,6 +54,8 @@ class DFlashDrafter final : public Drafter {
 
   // One sequence's context keys and values per layer, as ExportState of the target.
   absl::StatusOr<std::vector<std::vector<float>>> ExportContext(int32_t slot);
+  // Overwrites the context in whole pages (tests: what nobody may read, or what was lost).
+  absl::Status FillPages(const std::vector<int32_t>& pages, float value);
 
  private:
   class Impl;

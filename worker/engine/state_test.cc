@@ -9,6 +9,7 @@
 
 #include "gtest/gtest.h"
 #include "worker/model/state_export.h"
+#include "worker/rank/open_slot.h"
 #include "worker/testing/tiny_pair.h"
 
 namespace dflash {
@@ -30,6 +31,18 @@ class Sequence {
     slot_ = *slot;
     EXPECT_TRUE(pair.table->Reserve(slot_, static_cast<int64_t>(tokens.size())).ok());
     EXPECT_TRUE(pair.target->Open(slot_).ok() && pair.drafter->Open(slot_, 0).ok());
+  }
+  // Begins with the pages of `source` and a checkpoint, as a request that hits the prefix cache does.
+  Sequence(TinyPair& pair, const std::vector<int32_t>& tokens, const Sequence& source,
+           const StateCheckpoint& checkpoint)
+      : pair_(pair), tokens_(tokens), slot_(pair.table->Open().value()) {
+    const std::vector<int32_t>& pages = pair.table->pages_of(source.slot_);
+    EXPECT_EQ(pair.table->Append(slot_, {pages.begin(), pages.begin() + checkpoint.position / kPageTokens}),
+              absl::OkStatus());
+    EXPECT_EQ(pair.table->Reserve(slot_, static_cast<int64_t>(tokens.size())), absl::OkStatus());
+    EXPECT_EQ(OpenSlot(slot_, checkpoint, pair.target.get(), pair.drafter.get(), pair.table.get()),
+              absl::OkStatus());
+    length_ = checkpoint.position;
   }
   ~Sequence() { EXPECT_TRUE(pair_.table->Close(slot_).ok()); }
 
@@ -148,6 +161,85 @@ TEST(StateTest, RandomAcceptanceLeavesWhatTokenByTokenDecodingLeaves) {
     worst = std::max(worst, error);
   }
   std::printf("decoded against prefilled state: max |error| / rms = %.2e\n", worst);
+}
+
+// Checkpoints made on the way change nothing; a sequence that begins with one, and with the pages before it,
+// ends in the same bits as one that ran everything. Two at a time, with cuts at different places.
+TEST(StateTest, CheckpointsContinueWithTheBitsOfTheWhole) {
+  testing::TinyPairOptions options;
+  options.checkpoints = 5;
+  absl::StatusOr<TinyPair> pair = LoadTinyPair(options);
+  ASSERT_TRUE(pair.ok()) << pair.status();
+  const std::vector<int32_t> tokens = SomeTokens(700);
+  const std::vector<int32_t> others(tokens.rbegin(), tokens.rend());
+  const auto rows_of = [](const Sequence& sequence, const std::vector<int32_t>& text, int64_t count) {
+    return SequenceRows{.slot = sequence.slot(),
+                        .phase = Phase::kPrefill,
+                        .start_position = 0,
+                        .tokens = {text.begin(), text.begin() + count},
+                        .parents = {},
+                        .last_logits = false};
+  };
+  Sequence whole(*pair, tokens), other(*pair, others);
+  StepBatch batch = {.sequences = {rows_of(whole, tokens, 500), rows_of(other, others, 192)}};
+  batch.sequences[0].checkpoints = {
+      {.position = 64, .index = 3}, {.position = 320, .index = 0}, {.position = 448, .index = 4}};
+  batch.sequences[1].checkpoints = {{.position = 128, .index = 1}, {.position = 192, .index = 2}};
+  absl::StatusOr<ForwardResult> forward = pair->target->Forward(batch);
+  ASSERT_TRUE(forward.ok()) << forward.status();
+  for (size_t i = 0; i < 2; ++i) {
+    ASSERT_TRUE(pair->drafter
+                    ->Ingest(forward->taps, {{.slot = batch.sequences[i].slot,
+                                              .phase = Phase::kPrefill,
+                                              .first_row = forward->rows[i].first,
+                                              .row_count = forward->rows[i].count,
+                                              .start_position = 0}})
+                    .ok());
+  }
+  Sequence* sources[] = {&whole, &other};
+  const std::vector<int32_t>* texts[] = {&tokens, &others};
+  for (size_t i = 0; i < 2; ++i) {
+    const auto length = static_cast<int64_t>(batch.sequences[i].tokens.size());
+    const Stores expected = sources[i]->Export();
+    Sequence plain(*pair, *texts[i]);
+    plain.Prefill(length, 512);
+    EXPECT_EQ(plain.Export(), expected) << "checkpoints change nothing";
+    for (const StateCheckpoint& checkpoint : batch.sequences[i].checkpoints) {
+      SCOPED_TRACE(checkpoint.position);
+      Sequence warm(*pair, *texts[i], *sources[i], checkpoint);
+      EXPECT_EQ(warm.length(), checkpoint.position);
+      warm.Prefill(length, 64);
+      EXPECT_EQ(warm.Export(), expected);
+    }
+  }
+}
+
+TEST(StateTest, RefusesCheckpointsThatRowsCannotLeave) {
+  testing::TinyPairOptions options;
+  options.checkpoints = 2;
+  absl::StatusOr<TinyPair> pair = LoadTinyPair(options);
+  ASSERT_TRUE(pair.ok()) << pair.status();
+  const std::vector<int32_t> tokens = SomeTokens(200);
+  const Sequence sequence(*pair, tokens);
+  const std::vector<std::vector<StateCheckpoint>> bad = {
+      {{.position = 63, .index = 0}},                                 // off the grid
+      {{.position = 256, .index = 0}},                                // behind the rows
+      {{.position = 0, .index = 0}},                                  // before them
+      {{.position = 64, .index = 2}},                                 // no such checkpoint
+      {{.position = 64, .index = -1}},                                // likewise
+      {{.position = 128, .index = 0}, {.position = 64, .index = 1}},  // descending
+  };
+  for (const auto& checkpoints : bad) {
+    const auto forward = pair->target->Forward({.sequences = {{.slot = sequence.slot(),
+                                                               .phase = Phase::kPrefill,
+                                                               .start_position = 0,
+                                                               .tokens = tokens,
+                                                               .parents = {},
+                                                               .last_logits = false,
+                                                               .checkpoints = checkpoints}}});
+    EXPECT_EQ(forward.status().code(), absl::StatusCode::kInvalidArgument);
+  }
+  EXPECT_EQ(pair->target->Restore(sequence.slot(), 2).code(), absl::StatusCode::kInvalidArgument);
 }
 
 TEST(StateTest, LogitRowsAreBitEqualForAnyNumberOfRows) {

@@ -36,4 +36,18 @@ absl::StatusOr<std::vector<std::vector<float>>> ExportKeyValue(const KeyValuePoo
   return stores;
 }
 
+absl::Status FillKeyValue(const KeyValuePool& pool, const std::vector<int32_t>& pages, float value,
+                          const Stream& stream) {
+  const int64_t bytes = pool.PageBytes();
+  const auto count = static_cast<size_t>(bytes / SizeOf(ActivationDType()));
+  const std::vector<float> wide(count, value);
+  const std::vector<bf16> narrow(count, bf16(value));
+  const void* values =
+      ActivationDType() == DType::kF32 ? static_cast<const void*>(wide.data()) : narrow.data();
+  for (int32_t page : pages) {
+    DFLASH_RETURN_IF_ERROR(CopyToDevice(static_cast<char*>(pool.data) + page * bytes, values, bytes, stream));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace dflash

@@ -1,4 +1,4 @@
-// Device state as plain numbers on the host, for comparisons (tests, doctor).
+// Device state as plain numbers on the host, for comparisons, and numbers put there (tests, doctor).
 #pragma once
 
 #include <cstdint>
@@ -19,5 +19,9 @@ absl::StatusOr<std::vector<float>> ActivationsToHost(ConstMatrixView matrix, con
 absl::StatusOr<std::vector<std::vector<float>>> ExportKeyValue(const KeyValuePool& pool, PageTable table,
                                                                int32_t slot, int64_t length,
                                                                const Stream& stream);
+
+// Overwrites whole pages with a value.
+absl::Status FillKeyValue(const KeyValuePool& pool, const std::vector<int32_t>& pages, float value,
+                          const Stream& stream);
 
 }  // namespace dflash

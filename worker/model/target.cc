@@ -27,12 +27,26 @@
 namespace dflash {
 namespace {
 
+// The recurrent states of a slot that become a checkpoint.
+struct StateCopy {
+  int32_t slot = 0;
+  int32_t checkpoint = 0;
+};
+
 // The sequences of one phase in a batch, as the host describes them.
 struct HostGroup {
   std::vector<size_t> members;     // indices into StepBatch::sequences
   std::vector<Segment> segments;   // one per member; rows are numbered from 0 in the group
   std::vector<int32_t> tokens;     // one per row
   std::vector<int32_t> logits_of;  // rows whose logits are wanted
+  // PREFILL: the segments cut at their checkpoints. The recurrence goes from cut to cut, everything else over
+  // whole segments.
+  struct Part {
+    std::vector<Segment> segments;
+    std::vector<StateCopy> copies;  // after them
+  };
+  std::vector<Part> parts;
+  std::vector<Segment> checkpoints;  // per checkpoint: the rows before it; its index is the slot
 };
 
 // Rows of one phase on their way through the layers.
@@ -41,7 +55,39 @@ struct RowGroup {
   const int32_t* tokens = nullptr;  // device memory, one per row
   SegmentList segments;
   int64_t rows = 0;
+  // PREFILL, as of HostGroup.
+  struct Part {
+    SegmentList segments;
+    std::vector<StateCopy> copies;
+  };
+  std::vector<Part> parts;
+  SegmentList checkpoints;
 };
+
+// Cuts the rows of one PREFILL sequence at its checkpoints. Part i of the group gets what lies before the
+// sequence's i-th checkpoint.
+void CutAtCheckpoints(const Segment& segment, const std::vector<StateCheckpoint>& checkpoints,
+                      HostGroup& group) {
+  const int32_t end = segment.start_position + segment.row_count;
+  int32_t from = segment.start_position;
+  for (size_t i = 0; i <= checkpoints.size() && from < end; ++i) {
+    const int32_t to = i < checkpoints.size() ? static_cast<int32_t>(checkpoints[i].position) : end;
+    if (group.parts.size() <= i) group.parts.emplace_back();
+    HostGroup::Part& part = group.parts[i];
+    part.segments.push_back({.slot = segment.slot,
+                             .first_row = segment.first_row + from - segment.start_position,
+                             .row_count = to - from,
+                             .start_position = from});
+    if (i < checkpoints.size()) {
+      part.copies.push_back({.slot = segment.slot, .checkpoint = checkpoints[i].index});
+      group.checkpoints.push_back({.slot = checkpoints[i].index,
+                                   .first_row = segment.first_row,
+                                   .row_count = to - segment.start_position,
+                                   .start_position = segment.start_position});
+    }
+    from = to;
+  }
+}
 
 }  // namespace
 
@@ -55,11 +101,13 @@ class Target::Impl {
                                                     const Stream& stream, const ReadProgress& progress);
 
   absl::Status Open(int32_t slot);
+  absl::Status Restore(int32_t slot, int32_t checkpoint);
   absl::StatusOr<ForwardResult> Forward(const StepBatch& batch);
   absl::Status Commit(const std::vector<Accepted>& accepted);
   absl::StatusOr<VerifyResult> Verify(const VerifyRows& rows);
   absl::Status CommitVerified(const VerifyRows& rows, const int32_t* row_counts);
   absl::Status FoldPending(int32_t slot);
+  absl::Status FillPages(const std::vector<int32_t>& pages, float value);
   absl::Status Embed(const int32_t* ids, MatrixView y);
   absl::Status Head(MatrixView x, Phase phase, MatrixView logits);
   absl::StatusOr<std::vector<std::vector<float>>> ExportState(int32_t slot);
@@ -77,6 +125,7 @@ class Target::Impl {
 
  private:
   absl::Status CheckBatch(const StepBatch& batch) const;
+  absl::Status CheckCheckpoints(const SequenceRows& sequence) const;
   absl::StatusOr<RowGroup> UploadGroup(Phase phase, const HostGroup& host);
   // Runs the layers; the final norm's output is left in normed_.
   absl::Status RunGroup(const RowGroup& group, int64_t first_tap_row);
@@ -97,7 +146,7 @@ class Target::Impl {
   ResidualLayout LayoutFor(int64_t rows) const {
     return rows >= options.shard_residual_rows ? ResidualLayout::kSharded : ResidualLayout::kReplicated;
   }
-  absl::Status Upload(Buffer& buffer, const void* data, size_t bytes) {
+  absl::Status Upload(const Buffer& buffer, const void* data, size_t bytes) {
     return CopyToDevice(buffer.data(), data, static_cast<int64_t>(bytes), *stream);
   }
   // The projections of a VERIFY layer stay until Commit; those of PREFILL live in one shared buffer.
@@ -107,6 +156,12 @@ class Target::Impl {
   KeyValuePool Pool(size_t layer) const;
   ConvState Conv(size_t layer) const;
   GatedDeltaNetState Recurrent(size_t layer) const;
+  ConvState CheckpointConv(size_t layer) const;
+  // One slot's recurrent states of a layer in either pool, one row per head.
+  MatrixView StateRows(const Buffer& pool, int32_t index) const {
+    const int64_t cols = gdn_.key_dim * gdn_.value_dim;
+    return MatrixView(pool.As<float>() + index * gdn_.StateFloats(), gdn_.value_heads, cols);
+  }
   float eps() const { return static_cast<float>(config.rms_norm_eps); }
   bool IsFull(size_t layer) const { return config.layers[layer] == TargetLayerKind::kFullAttention; }
 
@@ -121,6 +176,9 @@ class Target::Impl {
   std::vector<Buffer> conv_states_;
   std::vector<Buffer> recurrent_states_;
   std::vector<Buffer> delta_records_;
+  // Checkpoints of both, as if they were slots.
+  std::vector<Buffer> checkpoint_states_;
+  std::vector<Buffer> checkpoint_convs_;
 
   // Scratch.
   std::vector<Matrix> verify_projections_;
@@ -190,6 +248,8 @@ absl::StatusOr<std::unique_ptr<Target::Impl>> Target::Impl::Load(const TargetCon
   impl->conv_states_.resize(layers);
   impl->recurrent_states_.resize(layers);
   impl->delta_records_.resize(layers);
+  impl->checkpoint_states_.resize(layers);
+  impl->checkpoint_convs_.resize(layers);
   impl->verify_projections_.resize(layers);
   for (size_t layer = 0; layer < layers; ++layer) {
     if (impl->IsFull(layer)) {
@@ -204,6 +264,11 @@ absl::StatusOr<std::unique_ptr<Target::Impl>> Target::Impl::Load(const TargetCon
           impl->delta_records_[layer],
           Buffer::Allocate(table->slots() * 2 * options.max_block_rows * impl->gdn_.RecordFloats() * floats,
                            stream));
+      DFLASH_ASSIGN_OR_RETURN(
+          impl->checkpoint_states_[layer],
+          Buffer::Allocate(options.checkpoints * impl->gdn_.StateFloats() * floats, stream));
+      DFLASH_ASSIGN_OR_RETURN(impl->checkpoint_convs_[layer],
+                              Buffer::Allocate(impl->CheckpointConv(layer).Bytes(), stream));
     }
     DFLASH_ASSIGN_OR_RETURN(impl->verify_projections_[layer],
                             Matrix::Allocate(options.max_verify_rows,
@@ -230,7 +295,9 @@ absl::StatusOr<std::unique_ptr<Target::Impl>> Target::Impl::Load(const TargetCon
   const int64_t segment_bytes = table->slots() * int64_t{sizeof(Segment)};
   DFLASH_ASSIGN_OR_RETURN(impl->ids_, Buffer::Allocate(rows * int64_t{sizeof(int32_t)}, stream));
   DFLASH_ASSIGN_OR_RETURN(impl->draft_ids_, Buffer::Allocate(rows * int64_t{sizeof(int32_t)}, stream));
-  DFLASH_ASSIGN_OR_RETURN(impl->prefill_segments_, Buffer::Allocate(segment_bytes, stream));
+  // Of the rows, of their parts, of the rows before checkpoints.
+  DFLASH_ASSIGN_OR_RETURN(impl->prefill_segments_,
+                          Buffer::Allocate(segment_bytes * (2 + 2 * kMaxCheckpoints), stream));
   DFLASH_ASSIGN_OR_RETURN(impl->verify_segments_, Buffer::Allocate(segment_bytes, stream));
   DFLASH_ASSIGN_OR_RETURN(impl->row_counts_,
                           Buffer::Allocate(table->slots() * int64_t{sizeof(int32_t)}, stream));
@@ -256,6 +323,30 @@ GatedDeltaNetState Target::Impl::Recurrent(size_t layer) const {
           .records = delta_records_[layer].As<float>(),
           .slots = table->slots(),
           .max_rows = options.max_block_rows};
+}
+
+ConvState Target::Impl::CheckpointConv(size_t layer) const {
+  return {.data = checkpoint_convs_[layer].data(),
+          .slots = options.checkpoints,
+          .taps = config.conv_kernel,
+          .channels = gdn_.QkvCols()};
+}
+
+absl::Status Target::Impl::CheckCheckpoints(const SequenceRows& sequence) const {
+  if (sequence.checkpoints.empty()) return absl::OkStatus();
+  const int64_t end = sequence.start_position + static_cast<int64_t>(sequence.tokens.size());
+  bool ok = sequence.phase == Phase::kPrefill && sequence.start_position % kPageTokens == 0 &&
+            static_cast<int64_t>(sequence.checkpoints.size()) <= kMaxCheckpoints;
+  int64_t last = sequence.start_position;
+  for (const StateCheckpoint& checkpoint : sequence.checkpoints) {
+    ok &= checkpoint.position > last && checkpoint.position <= end && checkpoint.position % kPageTokens == 0;
+    ok &= checkpoint.index >= 0 && checkpoint.index < options.checkpoints;
+    last = checkpoint.position;
+  }
+  if (ok) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("slot ", sequence.slot, ": rows [", sequence.start_position,
+                                                 ", ", end,
+                                                 ") cannot leave the checkpoints that they should"));
 }
 
 absl::Status Target::Impl::CheckBatch(const StepBatch& batch) const {
@@ -296,6 +387,7 @@ absl::Status Target::Impl::CheckBatch(const StepBatch& batch) const {
             absl::StrCat(who, " has pending delta records: fold them before prefill"));
       logits += sequence.last_logits ? 1 : 0;
     }
+    DFLASH_RETURN_IF_ERROR(CheckCheckpoints(sequence));
     rows[sequence.phase == Phase::kVerify] += count;
   }
   if (rows[0] > options.max_prefill_rows || rows[1] > options.max_verify_rows ||
@@ -321,6 +413,8 @@ absl::StatusOr<ForwardResult> Target::Impl::Forward(const StepBatch& batch) {
                               .first_row = first,
                               .row_count = count,
                               .start_position = static_cast<int32_t>(sequence.start_position)});
+    if (sequence.phase == Phase::kPrefill)
+      CutAtCheckpoints(group.segments.back(), sequence.checkpoints, group);
     group.tokens.insert(group.tokens.end(), sequence.tokens.begin(), sequence.tokens.end());
     for (int32_t row = 0; row < count; ++row) {
       const bool wanted = sequence.phase == Phase::kVerify || (sequence.last_logits && row == count - 1);
@@ -363,15 +457,26 @@ absl::StatusOr<ForwardResult> Target::Impl::Forward(const StepBatch& batch) {
 }
 
 absl::StatusOr<RowGroup> Target::Impl::UploadGroup(Phase phase, const HostGroup& host) {
-  Buffer& device_segments = phase == Phase::kVerify ? verify_segments_ : prefill_segments_;
-  DFLASH_RETURN_IF_ERROR(
-      Upload(device_segments, host.segments.data(), host.segments.size() * sizeof(Segment)));
+  const Buffer& device = phase == Phase::kVerify ? verify_segments_ : prefill_segments_;
+  // All lists of segments behind one another.
+  std::vector<Segment> segments;
+  const auto add = [&](const std::vector<Segment>& list) {
+    const SegmentList added = {.data = device.As<Segment>() + segments.size(),
+                               .count = static_cast<int64_t>(list.size())};
+    segments.insert(segments.end(), list.begin(), list.end());
+    return added;
+  };
+  RowGroup group = {.phase = phase,
+                    .tokens = ids_.As<int32_t>(),
+                    .segments = add(host.segments),
+                    .rows = static_cast<int64_t>(host.tokens.size()),
+                    .parts = {},
+                    .checkpoints = add(host.checkpoints)};
+  for (const HostGroup::Part& part : host.parts)
+    group.parts.push_back({.segments = add(part.segments), .copies = part.copies});
+  DFLASH_RETURN_IF_ERROR(Upload(device, segments.data(), segments.size() * sizeof(Segment)));
   DFLASH_RETURN_IF_ERROR(Upload(ids_, host.tokens.data(), host.tokens.size() * sizeof(int32_t)));
-  return RowGroup{.phase = phase,
-                  .tokens = ids_.As<int32_t>(),
-                  .segments = {.data = device_segments.As<Segment>(),
-                               .count = static_cast<int64_t>(host.segments.size())},
-                  .rows = static_cast<int64_t>(host.tokens.size())};
+  return group;
 }
 
 absl::StatusOr<VerifyResult> Target::Impl::Verify(const VerifyRows& rows) {
@@ -380,8 +485,12 @@ absl::StatusOr<VerifyResult> Target::Impl::Verify(const VerifyRows& rows) {
                                                    rows.segments.count, " sequences; at most ",
                                                    options.max_verify_rows, " and ", table->slots()));
   }
-  const RowGroup group = {
-      .phase = Phase::kVerify, .tokens = rows.tokens, .segments = rows.segments, .rows = rows.rows};
+  const RowGroup group = {.phase = Phase::kVerify,
+                          .tokens = rows.tokens,
+                          .segments = rows.segments,
+                          .rows = rows.rows,
+                          .parts = {},
+                          .checkpoints = {}};
   DFLASH_RETURN_IF_ERROR(RunGroup(group, /*first_tap_row=*/0));
   const VerifyResult result = {.logits = logits_.Rows(rows.rows), .taps = taps_.Rows(rows.rows)};
   DFLASH_RETURN_IF_ERROR(
@@ -514,7 +623,19 @@ absl::Status Target::Impl::LinearAttention(size_t index, const RowGroup& group, 
     DFLASH_RETURN_IF_ERROR(CausalConv(conv_in, w.conv.view(), segments, Conv(index), conv_out, *stream));
     input.qkv = conv_out;
     DFLASH_RETURN_IF_ERROR(AdvanceConvState(conv_in, segments, nullptr, Conv(index), *stream));
-    DFLASH_RETURN_IF_ERROR(GatedDeltaNetPrefill(gdn_, input, segments, Recurrent(index), out, *stream));
+    if (group.checkpoints.count > 0) {
+      // A checkpoint lies at least as many rows behind the beginning as the state has.
+      DFLASH_RETURN_IF_ERROR(
+          AdvanceConvState(conv_in, group.checkpoints, nullptr, CheckpointConv(index), *stream));
+    }
+    for (const RowGroup::Part& part : group.parts) {
+      DFLASH_RETURN_IF_ERROR(
+          GatedDeltaNetPrefill(gdn_, input, part.segments, Recurrent(index), out, *stream));
+      for (const StateCopy& copy : part.copies) {
+        DFLASH_RETURN_IF_ERROR(CopyRows(StateRows(recurrent_states_[index], copy.slot),
+                                        StateRows(checkpoint_states_[index], copy.checkpoint), *stream));
+      }
+    }
     DFLASH_RETURN_IF_ERROR(GatedRmsNorm(out, w.norm.view(), z, config.gate_activation, eps(), out, *stream));
   }
   return Linear(out, w.out, phase, delta, *stream);
@@ -612,6 +733,32 @@ absl::Status Target::Impl::Open(int32_t slot) {
   return absl::OkStatus();
 }
 
+absl::Status Target::Impl::Restore(int32_t slot, int32_t checkpoint) {
+  if (checkpoint < 0 || checkpoint >= options.checkpoints)
+    return absl::InvalidArgumentError(absl::StrCat("checkpoint ", checkpoint, " of ", options.checkpoints));
+  for (size_t layer = 0; layer < weights.layers.size(); ++layer) {
+    if (IsFull(layer)) continue;
+    DFLASH_RETURN_IF_ERROR(CopyRows(StateRows(checkpoint_states_[layer], checkpoint),
+                                    StateRows(recurrent_states_[layer], slot), *stream));
+    // A slot's conv state as one row.
+    const int64_t values = (config.conv_kernel - 1) * gdn_.QkvCols();
+    const auto conv_row = [&](const ConvState& states, int32_t index) {
+      auto* row = static_cast<char*>(states.data) + index * values * SizeOf(ActivationDType());
+      return MatrixView(row, ActivationDType(), 1, values, values);
+    };
+    DFLASH_RETURN_IF_ERROR(
+        CopyRows(conv_row(CheckpointConv(layer), checkpoint), conv_row(Conv(layer), slot), *stream));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Target::Impl::FillPages(const std::vector<int32_t>& pages, float value) {
+  for (size_t layer = 0; layer < weights.layers.size(); ++layer) {
+    if (IsFull(layer)) DFLASH_RETURN_IF_ERROR(FillKeyValue(Pool(layer), pages, value, *stream));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Target::Impl::FoldPending(int32_t slot) {
   if (table->lengths(slot).gdn_pending == 0) return absl::OkStatus();
   DFLASH_RETURN_IF_ERROR(Upload(row_counts_, &slot, sizeof(slot)));
@@ -662,6 +809,11 @@ absl::StatusOr<std::unique_ptr<Target>> Target::Load(const TargetConfig& config,
 }
 
 absl::Status Target::Open(int32_t slot) { return impl_->Open(slot); }
+absl::Status Target::Restore(int32_t slot, int32_t checkpoint) { return impl_->Restore(slot, checkpoint); }
+absl::Status Target::FillPages(const std::vector<int32_t>& pages, float value) {
+  return impl_->FillPages(pages, value);
+}
+int64_t Target::checkpoints() const { return impl_->options.checkpoints; }
 absl::StatusOr<ForwardResult> Target::Forward(const StepBatch& batch) { return impl_->Forward(batch); }
 absl::Status Target::Commit(const std::vector<Accepted>& accepted) { return impl_->Commit(accepted); }
 absl::StatusOr<VerifyResult> Target::Verify(const VerifyRows& rows) { return impl_->Verify(rows); }

@@ -15,6 +15,7 @@
 #include "kernels/device/stream.h"
 #include "kernels/sampling/sharded_sampling.h"
 #include "worker/cache/sequence_table.h"
+#include "worker/cache/state_checkpoint.h"
 #include "worker/comm/communicator.h"
 #include "worker/model/checkpoint.h"
 #include "worker/model/target_config.h"
@@ -29,7 +30,11 @@ struct SequenceRows {
   std::vector<int32_t> tokens;   // at least one
   std::vector<int32_t> parents;  // VERIFY: of the verify plan; may be empty for a chain
   bool last_logits = false;  // PREFILL: logits of the last row are wanted. VERIFY rows always yield logits
+  // PREFILL: copies of the recurrent and conv states to be kept on the way, in ascending order of position;
+  // inside the rows or at their end, at most kMaxCheckpoints. Rows with checkpoints start on the grid.
+  std::vector<StateCheckpoint> checkpoints = {};
 };
+inline constexpr int64_t kMaxCheckpoints = 8;
 
 struct StepBatch {
   std::vector<SequenceRows> sequences;  // a slot at most once
@@ -87,6 +92,7 @@ class Target {
     int64_t max_verify_rows = 128;
     int64_t max_block_rows = 16;           // rows of one sequence in a verification
     int64_t max_logits_rows = 0;           // 0: max_verify_rows + one per sequence
+    int64_t checkpoints = 0;               // that can be kept at a time
     Communicator* communicator = nullptr;  // not owned; null: a group of one
     DraftPlacement draft_placement = DraftPlacement::kRankZero;
     // Rows of one phase from which the residual is sharded by rows over the ranks; 0: 64 per rank.
@@ -106,11 +112,15 @@ class Target {
   // Starts a new sequence in a slot: its recurrent and conv states are zero. (Key/value pages need no
   // clearing: only committed positions are ever read.)
   absl::Status Open(int32_t slot);
+  // Starts a sequence whose first tokens are a checkpoint's: gives the slot a copy of its states. The pages
+  // of those tokens and the lengths are the caller's. InvalidArgument: no such checkpoint.
+  absl::Status Restore(int32_t slot, int32_t checkpoint);
 
   // Runs all rows of the step: PREFILL rows are committed (key/value pages, recurrent and conv states);
   // VERIFY rows change nothing until Commit. Slots need pages for start_position + rows
   // (SequenceTable::Reserve). Errors: InvalidArgument (start_position is not the slot's length, too many
-  // rows, token out of range, a slot twice), Unimplemented (a verify plan that is not a chain).
+  // rows, token out of range, a slot twice, a checkpoint off the grid or out of the rows), Unimplemented (a
+  // verify plan that is not a chain).
   absl::StatusOr<ForwardResult> Forward(const StepBatch& batch);
 
   // Commits the first accepted_rows rows of each VERIFY sequence of the last Forward; once per Forward.
@@ -151,6 +161,8 @@ class Target {
   // keys then values [length, kv_heads * head_dim], per linear layer S and the conv state: this rank's heads.
   // Folds pending records first.
   absl::StatusOr<std::vector<std::vector<float>>> ExportState(int32_t slot);
+  // Overwrites keys and values of whole pages (tests: what nobody may read).
+  absl::Status FillPages(const std::vector<int32_t>& pages, float value);
 
   void set_observer(HiddenStateObserver observer);
   // Only in a group of one, whose rows are all here.
@@ -159,6 +171,7 @@ class Target {
   const std::vector<LayerIndex>& taps() const;
   Communicator& communicator() const;
   DraftPlacement draft_placement() const;
+  int64_t checkpoints() const;
 
  private:
   class Impl;

@@ -116,6 +116,7 @@ absl::StatusOr<TinyPair> LoadTinyPair(const TinyPairOptions& options) {
   target_options.max_block_rows = pair.contract.block_size;
   target_options.max_prefill_rows = std::max<int64_t>(512, options.max_tokens);
   target_options.max_verify_rows = options.slots * pair.contract.block_size;
+  target_options.checkpoints = options.checkpoints;
   target_options.communicator = options.communicator;
   target_options.draft_placement = options.draft_placement;
   target_options.shard_residual_rows = options.shard_residual_rows;

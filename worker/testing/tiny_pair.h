@@ -26,6 +26,7 @@ struct TinyPairOptions {
   int threads = 2;
   int64_t slots = 4;
   int64_t max_tokens = 1024;  // per sequence
+  int64_t checkpoints = 0;    // of the prefix cache; 0: there is none
   std::string target_dir;     // empty: models/tiny-qwen3.6
   std::string draft_dir;      // empty: models/tiny-qwen3.6-dflash
   // Folders with configurations only: weights made from this seed, no tokenizer, all rows of the head are
