@@ -173,17 +173,37 @@ inline constexpr MetricInfo kBatchSize{
 inline constexpr MetricInfo kBatchTokens{
     "dflashd_batch_tokens", MetricType::kHistogram, MetricScope::kGroup, "Rows in a step.", {},
     kBatchTokensBuckets};
-inline constexpr MetricInfo kCacheUsage{"dflashd_cache_usage_ratio",
-                                        MetricType::kGauge,
-                                        MetricScope::kGroup,
-                                        "Share of a pool in use (kv: pages of attention and drafter context; "
-                                        "state: slots of recurrent state).",
-                                        {"pool"}};
-inline constexpr MetricInfo kCacheBlocks{"dflashd_cache_blocks",
-                                         MetricType::kGauge,
-                                         MetricScope::kGroup,
-                                         "Blocks of a pool by state (free, used).",
-                                         {"pool", "state"}};
+inline constexpr MetricInfo kCacheUsage{
+    "dflashd_cache_usage_ratio",
+    MetricType::kGauge,
+    MetricScope::kGroup,
+    "Share of a pool in use (kv: pages of attention and drafter context; "
+    "state: slots of recurrent state; checkpoint: copies of them for cached "
+    "prefixes).",
+    {"pool"}};
+inline constexpr MetricInfo kCacheBlocks{
+    "dflashd_cache_blocks",
+    MetricType::kGauge,
+    MetricScope::kGroup,
+    "Blocks of a pool by state (free, used, evictable: cached prefixes that "
+    "no request uses).",
+    {"pool", "state"}};
+inline constexpr MetricInfo kPrefixCacheQueriedTokens{
+    "dflashd_prefix_cache_queried_tokens_total", MetricType::kCounter, MetricScope::kGroup,
+    "Prompt tokens of requests that looked into the prefix cache when they got their slot."};
+inline constexpr MetricInfo kPrefixCacheHitTokens{
+    "dflashd_prefix_cache_hit_tokens_total",
+    MetricType::kCounter,
+    MetricScope::kGroup,
+    "Of them, found by pool (target_full: attention keys and values, draft_full: drafter context, gdn_state: "
+    "recurrent state; effective: the least of these, which the request began with).",
+    {"pool"}};
+inline constexpr MetricInfo kPrefixCacheLimited{
+    "dflashd_prefix_cache_limited_total",
+    MetricType::kCounter,
+    MetricScope::kGroup,
+    "Requests that could have begun further on, had this pool had as much as the others.",
+    {"pool"}};
 
 // Speculation.
 inline constexpr MetricInfo kSpecDrafts{"dflashd_spec_decode_num_drafts_total",
@@ -316,6 +336,9 @@ inline constexpr const MetricInfo* kAll[] = {&kRequests,
                                              &kBatchTokens,
                                              &kCacheUsage,
                                              &kCacheBlocks,
+                                             &kPrefixCacheQueriedTokens,
+                                             &kPrefixCacheHitTokens,
+                                             &kPrefixCacheLimited,
                                              &kSpecDrafts,
                                              &kSpecDraftTokens,
                                              &kSpecAcceptedTokens,

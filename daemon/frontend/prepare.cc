@@ -159,6 +159,11 @@ absl::Status CheckRequest(const ClientRequest& request, const GroupInfo& info) {
     return BadParameter("speculation.max_draft_tokens",
                         "must be at least 1 (speculation.mode switches it off)");
   }
+  if (request.cache_salt.size() > RequestLimits::kMaxCacheSaltBytes) {
+    return BadParameter("scheduling.cache_salt",
+                        absl::StrCat("must have at most ", RequestLimits::kMaxCacheSaltBytes, " bytes, not ",
+                                     request.cache_salt.size()));
+  }
   if (request.strict_speculation && request.speculation == SpeculationChoice::kDFlash &&
       info.dflash_block_size == 0) {
     return WithDetails(
@@ -205,6 +210,8 @@ absl::StatusOr<GroupRequest> Prepare(const ClientRequest& request, const GroupIn
       static_cast<int32_t>(std::min<int64_t>(request.max_draft_tokens.value_or(0), most_drafts));
   prepared.return_text = request.text.value_or(!std::holds_alternative<TokenPrompt>(request.prompt));
   prepared.keep_special_tokens = request.special_tokens_in_text;
+  prepared.use_prefix_cache = request.use_prefix_cache;
+  prepared.cache_salt = request.cache_salt;
   prepared.deadline = request.deadline;
   prepared.client = request.client;
   prepared.priority = request.priority;

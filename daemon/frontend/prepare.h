@@ -19,6 +19,7 @@ struct RequestLimits {
   static constexpr size_t kMaxStopTokens = 64;
   static constexpr size_t kMaxChatMessages = 4096;
   static constexpr float kMaxTemperature = 100;
+  static constexpr size_t kMaxCacheSaltBytes = 256;
 };
 
 // Turns prompts into token ids.

@@ -82,6 +82,8 @@ TEST(Prepare, TakesWhatIsSet) {
   request.speculation = SpeculationChoice::kOff;
   request.max_draft_tokens = 99;
   request.special_tokens_in_text = true;
+  request.use_prefix_cache = false;
+  request.cache_salt = "tenant";
   const auto prepared = CheckAndPrepare(request);
   ASSERT_TRUE(prepared.ok()) << prepared.status();
   EXPECT_EQ(prepared->temperature, 0);
@@ -96,6 +98,8 @@ TEST(Prepare, TakesWhatIsSet) {
   EXPECT_EQ(prepared->max_draft_tokens, 15) << "more than the block gives means all of it";
   EXPECT_FALSE(prepared->return_text) << "a token prompt gets tokens";
   EXPECT_TRUE(prepared->keep_special_tokens);
+  EXPECT_FALSE(prepared->use_prefix_cache);
+  EXPECT_EQ(prepared->cache_salt, "tenant");
 }
 
 TEST(Prepare, WithoutADrafterItRunsWithoutUnlessStrict) {

@@ -50,7 +50,8 @@ std::string RejectionLabel(const std::string& reason) {
 void RequestTimeline::OnStarted(absl::Time now, const StartedOutput& started) {
   started_ = now;
   if (started.cached_tokens > 0) {
-    cache_ = started.cached_tokens + 1 >= started.prompt_tokens ? "hit" : "partial";
+    // What is cached ends on a grid of 64 tokens, and at least one has to run.
+    cache_ = started.prompt_tokens - started.cached_tokens <= 64 ? "hit" : "partial";
   }
   metrics_->queue_seconds_->Observe(absl::ToDoubleSeconds(queue_time()));
   metrics_->request_prompt_tokens_->Observe(static_cast<double>(started.prompt_tokens));

@@ -25,7 +25,7 @@ class RequestMetricsTest : public ::testing::Test {
 // Received 0, started 1, first token 3; then 4 tokens at 3.2 and 2 at 3.6.
 TEST_F(RequestMetricsTest, TimelineOfARequest) {
   RequestTimeline timeline(&metrics_, kReceived);
-  timeline.OnStarted(At(1), {.prompt_tokens = 40, .cached_tokens = 10});
+  timeline.OnStarted(At(1), {.prompt_tokens = 140, .cached_tokens = 64});
   timeline.OnTokens(At(3), 1);
   timeline.OnTokens(At(3.2), 4);
   timeline.OnTokens(At(3.6), 2);
@@ -41,8 +41,8 @@ TEST_F(RequestMetricsTest, TimelineOfARequest) {
   EXPECT_EQ(timeline.output_tokens(), 7);
   EXPECT_EQ(Value(metrics::kRequests, {{"api", "grpc"}, {"outcome", "stop"}}), 1);
   EXPECT_EQ(Value(metrics::kGeneratedTokens), 7);
-  EXPECT_EQ(Value(metrics::kPromptTokens, {{"source", "computed"}}), 30);
-  EXPECT_EQ(Value(metrics::kPromptTokens, {{"source", "cached"}}), 10);
+  EXPECT_EQ(Value(metrics::kPromptTokens, {{"source", "computed"}}), 76);
+  EXPECT_EQ(Value(metrics::kPromptTokens, {{"source", "cached"}}), 64);
   EXPECT_EQ(Histogram(metrics::kTimeToFirstToken, {{"cache", "partial"}}).sample_sum, 3);
   const auto interval = Histogram(metrics::kStepInterval);
   EXPECT_EQ(interval.sample_count, 2u) << "once per output";

@@ -69,6 +69,10 @@ struct ClientRequest {
   int32_t priority = 0;
   std::string client;  // who asks, as the transport tells; never from the message
 
+  // Caches.
+  bool use_prefix_cache = true;
+  std::string cache_salt;
+
   absl::Time deadline = absl::InfiniteFuture();
 };
 

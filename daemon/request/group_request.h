@@ -29,6 +29,8 @@ struct GroupRequest {
   int32_t max_draft_tokens = 0;  // 0: as many as the drafter gives
   bool return_text = true;
   bool keep_special_tokens = false;
+  bool use_prefix_cache = true;
+  std::string cache_salt;  // prefixes are shared among requests of the same one
   absl::Time deadline = absl::InfiniteFuture();
 };
 

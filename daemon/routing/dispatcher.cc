@@ -113,7 +113,8 @@ absl::StatusOr<std::string> Dispatcher::Submit(const std::string& id, GroupReque
   ids_.insert(id);
   Live live;
   live.client = request.client;
-  if (members_.size() > 1) live.prefix = PrefixAffinity::BlockHashes(request.prompt_tokens, "");
+  if (members_.size() > 1)
+    live.prefix = PrefixAffinity::BlockHashes(request.prompt_tokens, request.cache_salt);
   live.id = id;
   live.work = prompt_tokens + request.max_tokens;
   live.request = std::move(request);

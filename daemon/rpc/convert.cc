@@ -48,7 +48,6 @@ absl::Status RefuseUnbuilt(const v1::GenerateRequest& message) {
   if (message.output().has_top_logprobs()) return NotInThisBuild("output.top_logprobs");
   if (message.output().min_chunk_interval_ms() != 0) return NotInThisBuild("output.min_chunk_interval_ms");
   if (message.speculation().has_tree_nodes()) return NotInThisBuild("speculation.tree_nodes");
-  if (!message.scheduling().cache_salt().empty()) return NotInThisBuild("scheduling.cache_salt");
   return absl::OkStatus();
 }
 
@@ -124,6 +123,8 @@ absl::StatusOr<ClientRequest> FromMessage(const v1::GenerateRequest& message) {
   }
   request.strict_speculation = message.speculation().strict();
   request.priority = message.scheduling().priority();
+  request.use_prefix_cache = !message.scheduling().no_prefix_cache();
+  request.cache_salt = message.scheduling().cache_salt();
   return request;
 }
 

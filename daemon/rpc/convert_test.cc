@@ -42,7 +42,6 @@ TEST(FromMessage, RefusesWhatIsNotBuiltByName) {
       {"speculation.mode SPECULATION_MODE_MTP",
        [](auto& r) { r.mutable_speculation()->set_mode(v1::SPECULATION_MODE_MTP); }},
       {"speculation.tree_nodes", [](auto& r) { r.mutable_speculation()->set_tree_nodes(32); }},
-      {"scheduling.cache_salt", [](auto& r) { r.mutable_scheduling()->set_cache_salt("x"); }},
   };
   for (const auto& c : cases) {
     v1::GenerateRequest request;
@@ -78,6 +77,16 @@ TEST(FromMessage, RefusesWhatItDoesNotKnow) {
   request.set_text("hello");
   request.mutable_speculation()->set_mode(static_cast<v1::SpeculationMode>(77));
   EXPECT_EQ(DetailsOf(FromMessage(request).status()).field, "speculation.mode");
+}
+
+TEST(FromMessage, TakesWhatTheCacheShallDo) {
+  v1::GenerateRequest request;
+  request.set_text("hello");
+  EXPECT_TRUE(FromMessage(request)->use_prefix_cache);
+  request.mutable_scheduling()->set_no_prefix_cache(true);
+  request.mutable_scheduling()->set_cache_salt("tenant");
+  EXPECT_FALSE(FromMessage(request)->use_prefix_cache);
+  EXPECT_EQ(FromMessage(request)->cache_salt, "tenant");
 }
 
 TEST(FromMessage, TellsUnsetFromZero) {

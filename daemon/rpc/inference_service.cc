@@ -397,7 +397,8 @@ void InferenceService::Impl::FillLoad(v1::GetLoadResponse* response) const {
       return static_cast<uint64_t>(exporter_->Sum(group.name, info, labels));
     };
     load->set_cache_pages_total(sum(metrics::kCacheBlocks, {{"pool", "kv"}}));
-    load->set_cache_pages_free(sum(metrics::kCacheBlocks, {{"pool", "kv"}, {"state", "free"}}));
+    load->set_cache_pages_free(sum(metrics::kCacheBlocks, {{"pool", "kv"}, {"state", "free"}}) +
+                               sum(metrics::kCacheBlocks, {{"pool", "kv"}, {"state", "evictable"}}));
     load->set_speculation_rounds(sum(metrics::kSpecDrafts));
     load->set_drafted_tokens(sum(metrics::kSpecDraftTokens));
     load->set_accepted_tokens(sum(metrics::kSpecAcceptedTokens));

@@ -90,6 +90,8 @@ wire::Submit ToMessage(const std::string& key, const GroupRequest& request, absl
   submit.set_max_draft_tokens(request.max_draft_tokens);
   submit.set_return_text(request.return_text);
   submit.set_keep_special_tokens(request.keep_special_tokens);
+  submit.set_no_prefix_cache(!request.use_prefix_cache);
+  submit.set_cache_salt(request.cache_salt);
   if (request.deadline != absl::InfiniteFuture()) {
     submit.set_deadline_microseconds(std::max<int64_t>(1, absl::ToInt64Microseconds(request.deadline - now)));
   }

@@ -291,8 +291,8 @@ void AddUnbuiltFields(std::vector<Case>* cases) {
     AddUnbuilt(cases, "stopping.bad_words", [=](auto* r) {
       for (uint32_t i = 0; i < std::min(value, 1000u); ++i) r->mutable_stopping()->add_bad_words();
     });
-    AddUnbuilt(cases, "scheduling.cache_salt", [=](auto* r) {
-      r->mutable_scheduling()->set_cache_salt(std::string(std::min(value, 1000u), 's'));
+    AddBad(cases, absl::StrCat("cache_salt ", value), "scheduling.cache_salt", [=](auto* r) {
+      r->mutable_scheduling()->set_cache_salt(std::string(257 + std::min(value, 1000u), 's'));
     });
   }
   AddUnbuilt(cases, "stopping.include_stop_in_text",

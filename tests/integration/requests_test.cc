@@ -135,8 +135,6 @@ TEST_F(RequestsTest, WhatIsNotBuiltIsRefusedByName) {
        "speculation.mode"},
       {"tree_nodes", [](Request* r) { r->mutable_speculation()->set_tree_nodes(32); }, kMissing,
        "speculation.tree_nodes"},
-      {"cache_salt", [](Request* r) { r->mutable_scheduling()->set_cache_salt("x"); }, kMissing,
-       "scheduling.cache_salt"},
   });
 }
 

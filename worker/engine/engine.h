@@ -24,6 +24,14 @@ class Stream;
 class Target;
 class Tokenizer;
 
+// What the prefix cache had for a request that got its slot, in prompt tokens.
+struct PrefixReport {
+  int64_t prompt_tokens = 0;
+  int64_t page_tokens = 0;   // keys and values, and with them the drafter's context
+  int64_t state_tokens = 0;  // recurrent states
+  int64_t tokens = 0;        // the least of these: what the request began with
+};
+
 // What one step did and how long its parts took; for metrics. A decode round counts in the step that reads
 // its tokens, with the times that the device measured.
 struct StepReport {
@@ -35,10 +43,11 @@ struct StepReport {
   absl::Duration draft_time;
   absl::Duration forward_time;  // target forward of all rows
   absl::Duration sample_time;
-  absl::Duration commit_time;       // acceptance, commit of caches and ingestion of taps
-  absl::Duration detokenize_time;   // tokens to text and events
-  absl::Duration total_time;        // of the host
-  std::vector<RoundReport> rounds;  // one per sequence in decode
+  absl::Duration commit_time;          // acceptance, commit of caches and ingestion of taps
+  absl::Duration detokenize_time;      // tokens to text and events
+  absl::Duration total_time;           // of the host
+  std::vector<RoundReport> rounds;     // one per sequence in decode
+  std::vector<PrefixReport> prefixes;  // of requests that looked into the prefix cache
   std::vector<std::string>
       not_speculated;  // reason per decoding sequence that had no drafts: "disabled_request", ...
 };
@@ -50,6 +59,9 @@ struct EngineGauges {
   int64_t state_slots = 0;
   int64_t pages_total = 0;
   int64_t pages_free = 0;
+  int64_t pages_evictable = 0;  // hold cached prefixes that nobody uses
+  int64_t checkpoints_total = 0;
+  int64_t checkpoints_used = 0;
 };
 
 // Called on the engine's thread; must not block.

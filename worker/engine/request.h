@@ -26,6 +26,8 @@ struct GenerationRequest {
       0;                    // 0: as many as the drafter's block gives; else at most this many verified drafts
   bool return_text = true;  // detokenize in the leader
   bool keep_special_tokens = false;  // in the text
+  bool use_prefix_cache = true;      // to begin with what is there, and to leave something
+  std::string cache_salt;            // of whose requests prefixes are shared
   absl::Time deadline = absl::InfiniteFuture();
 };
 

@@ -40,6 +40,14 @@ EngineMetrics::EngineMetrics(const Options& options) {
       &registry_.Histogram(metrics::kSpecAcceptedPerStep, {{"method", kMethod}, {"constrained", "no"}});
   draft_seconds_ = &registry_.Counter(metrics::kSpecDraftSeconds, method);
   verify_seconds_ = &registry_.Counter(metrics::kSpecVerifySeconds, method);
+  queried_tokens_ = &registry_.Counter(metrics::kPrefixCacheQueriedTokens);
+  std::vector<const char*> pools = {"target_full", "gdn_state"};
+  if (options.max_drafts > 0) pools.push_back("draft_full");
+  for (const char* pool : pools) {
+    hit_tokens_[pool] = &registry_.Counter(metrics::kPrefixCacheHitTokens, {{"pool", pool}});
+    limited_[pool] = &registry_.Counter(metrics::kPrefixCacheLimited, {{"pool", pool}});
+  }
+  hit_tokens_["effective"] = &registry_.Counter(metrics::kPrefixCacheHitTokens, {{"pool", "effective"}});
   skipped_["disabled_request"] = &registry_.Counter(metrics::kSpecSkipped, {{"reason", "disabled_request"}});
   registry_.Gauge(metrics::kSpecEnabled, method).Set(options.max_drafts > 0 && options.speculate_by_default);
   registry_.Gauge(metrics::kGroupInfo, {{"backend", options.backend}}).Set(1);
@@ -48,7 +56,7 @@ EngineMetrics::EngineMetrics(const Options& options) {
 }
 
 void EngineMetrics::SetGauges(const EngineGauges& gauges) {
-  const int64_t pages_used = gauges.pages_total - gauges.pages_free;
+  const int64_t pages_used = gauges.pages_total - gauges.pages_free - gauges.pages_evictable;
   registry_.Gauge(metrics::kCacheUsage, {{"pool", "kv"}}).Set(Ratio(pages_used, gauges.pages_total));
   registry_.Gauge(metrics::kCacheUsage, {{"pool", "state"}}).Set(Ratio(gauges.running, gauges.state_slots));
   const auto blocks = [&](const char* pool, const char* state, int64_t count) {
@@ -57,8 +65,28 @@ void EngineMetrics::SetGauges(const EngineGauges& gauges) {
   };
   blocks("kv", "used", pages_used);
   blocks("kv", "free", gauges.pages_free);
+  blocks("kv", "evictable", gauges.pages_evictable);
   blocks("state", "used", gauges.running);
   blocks("state", "free", gauges.state_slots - gauges.running);
+  registry_.Gauge(metrics::kCacheUsage, {{"pool", "checkpoint"}})
+      .Set(Ratio(gauges.checkpoints_used, gauges.checkpoints_total));
+  blocks("checkpoint", "evictable", gauges.checkpoints_used);
+  blocks("checkpoint", "free", gauges.checkpoints_total - gauges.checkpoints_used);
+}
+
+// Drafter context lies in the same pages as the target's keys and values, so it never limits a hit.
+void EngineMetrics::OnPrefix(const PrefixReport& prefix) {
+  queried_tokens_->Increment(static_cast<double>(prefix.prompt_tokens));
+  const std::pair<const char*, int64_t> pools[] = {{"target_full", prefix.page_tokens},
+                                                   {"draft_full", prefix.page_tokens},
+                                                   {"gdn_state", prefix.state_tokens}};
+  const int64_t most = std::max(prefix.page_tokens, prefix.state_tokens);
+  for (const auto& [pool, tokens] : pools) {
+    if (!hit_tokens_.contains(pool)) continue;
+    hit_tokens_[pool]->Increment(static_cast<double>(tokens));
+    if (tokens < most) limited_[pool]->Increment();
+  }
+  hit_tokens_["effective"]->Increment(static_cast<double>(prefix.tokens));
 }
 
 void EngineMetrics::OnRound(const RoundReport& round) {
@@ -76,6 +104,7 @@ void EngineMetrics::OnRound(const RoundReport& round) {
 }
 
 void EngineMetrics::OnStep(const StepReport& report, const EngineGauges&) {
+  for (const PrefixReport& prefix : report.prefixes) OnPrefix(prefix);
   const char* kind = report.verify_rows == 0 ? "prefill" : report.prefill_rows == 0 ? "verify" : "mixed";
   steps_[{kind, report.captured}]->Increment();
   step_seconds_[kind]->Observe(absl::ToDoubleSeconds(report.total_time));

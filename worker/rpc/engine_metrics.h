@@ -31,6 +31,7 @@ class EngineMetrics final : public StepObserver {
 
  private:
   void OnRound(const RoundReport& round);
+  void OnPrefix(const PrefixReport& prefix);
 
   MetricRegistry registry_;
   std::map<std::pair<std::string, bool>, prometheus::Counter*> steps_;  // by kind, captured or not
@@ -45,6 +46,9 @@ class EngineMetrics final : public StepObserver {
   std::vector<prometheus::Counter*> drafted_at_;   // by position
   std::vector<prometheus::Counter*> accepted_at_;  // by position
   prometheus::Histogram* accepted_per_step_;
+  prometheus::Counter* queried_tokens_;
+  std::map<std::string, prometheus::Counter*> hit_tokens_;  // by pool
+  std::map<std::string, prometheus::Counter*> limited_;     // by pool
   prometheus::Counter* draft_seconds_;
   prometheus::Counter* verify_seconds_;
 };

@@ -106,12 +106,47 @@ TEST(EngineMetrics, KindsOfSteps) {
 
 TEST(EngineMetrics, Pools) {
   EngineMetrics metrics(WithDrafter(15));
-  metrics.SetGauges({.running = 2, .waiting = 0, .state_slots = 8, .pages_total = 100, .pages_free = 75});
+  metrics.SetGauges({.running = 2,
+                     .waiting = 0,
+                     .state_slots = 8,
+                     .pages_total = 100,
+                     .pages_free = 45,
+                     .pages_evictable = 30,
+                     .checkpoints_total = 16,
+                     .checkpoints_used = 12});
   const auto samples = Samples(metrics);
   EXPECT_EQ(samples.at("cache_usage_ratio{pool=kv,}"), .25);
   EXPECT_EQ(samples.at("cache_usage_ratio{pool=state,}"), .25);
-  EXPECT_EQ(samples.at("cache_blocks{pool=kv,state=free,}"), 75);
+  EXPECT_EQ(samples.at("cache_usage_ratio{pool=checkpoint,}"), .75);
+  EXPECT_EQ(samples.at("cache_blocks{pool=kv,state=free,}"), 45);
+  EXPECT_EQ(samples.at("cache_blocks{pool=kv,state=evictable,}"), 30);
+  EXPECT_EQ(samples.at("cache_blocks{pool=kv,state=used,}"), 25);
+  EXPECT_EQ(samples.at("cache_blocks{pool=checkpoint,state=free,}"), 4);
   EXPECT_EQ(samples.at("cache_blocks{pool=state,state=free,}"), 6);
+}
+
+// Which pool shortened a hit is visible at once.
+TEST(EngineMetrics, PrefixesByPool) {
+  EngineMetrics metrics(WithDrafter(15));
+  EXPECT_EQ(Samples(metrics).at("prefix_cache_limited_total{pool=draft_full,}"), 0)
+      << "there before it happens";
+  StepReport report;
+  report.prefill_rows = 64;
+  report.prefixes = {{.prompt_tokens = 300, .page_tokens = 256, .state_tokens = 192, .tokens = 192},
+                     {.prompt_tokens = 100, .page_tokens = 64, .state_tokens = 64, .tokens = 64},
+                     {.prompt_tokens = 50, .page_tokens = 0, .state_tokens = 0, .tokens = 0}};
+  metrics.OnStep(report, {});
+  const auto samples = Samples(metrics);
+  EXPECT_EQ(samples.at("prefix_cache_queried_tokens_total{}"), 450);
+  EXPECT_EQ(samples.at("prefix_cache_hit_tokens_total{pool=target_full,}"), 320);
+  EXPECT_EQ(samples.at("prefix_cache_hit_tokens_total{pool=draft_full,}"), 320);
+  EXPECT_EQ(samples.at("prefix_cache_hit_tokens_total{pool=gdn_state,}"), 256);
+  EXPECT_EQ(samples.at("prefix_cache_hit_tokens_total{pool=effective,}"), 256);
+  EXPECT_EQ(samples.at("prefix_cache_limited_total{pool=gdn_state,}"), 1);
+  EXPECT_EQ(samples.at("prefix_cache_limited_total{pool=target_full,}"), 0);
+  EXPECT_EQ(samples.at("prefix_cache_limited_total{pool=draft_full,}"), 0);
+  EXPECT_FALSE(
+      Samples(EngineMetrics(WithDrafter(0))).contains("prefix_cache_hit_tokens_total{pool=draft_full,}"));
 }
 
 }  // namespace

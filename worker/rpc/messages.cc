@@ -44,6 +44,8 @@ GenerationRequest FromMessage(wire::Submit&& submit, absl::Time now) {
   request.max_draft_tokens = submit.max_draft_tokens();
   request.return_text = submit.return_text();
   request.keep_special_tokens = submit.keep_special_tokens();
+  request.use_prefix_cache = !submit.no_prefix_cache();
+  request.cache_salt = std::move(*submit.mutable_cache_salt());
   if (submit.deadline_microseconds() != 0) {
     request.deadline = now + absl::Microseconds(submit.deadline_microseconds());
   }

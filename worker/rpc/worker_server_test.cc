@@ -218,8 +218,9 @@ TEST_F(WorkerServerTest, SendsHeartbeatsAndMetrics) {
   bool found = false;
   for (const auto& family : snapshot.families()) {
     if (family.name() == metrics::kCacheUsage.name) {
-      ASSERT_EQ(family.samples_size(), 2);
-      EXPECT_EQ(family.samples(0).value() + family.samples(1).value(), .6 + .5);
+      double sum = 0;
+      for (const wire::MetricSample& sample : family.samples()) sum += sample.value();
+      EXPECT_EQ(sum, .6 + .5) << "pages and slots; no checkpoints";
     }
     if (family.name() != metrics::kSpecAcceptedPerStep.name) continue;
     found = true;
