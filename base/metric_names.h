@@ -173,6 +173,12 @@ inline constexpr MetricInfo kBatchSize{
 inline constexpr MetricInfo kBatchTokens{
     "dflashd_batch_tokens", MetricType::kHistogram, MetricScope::kGroup, "Rows in a step.", {},
     kBatchTokensBuckets};
+inline constexpr MetricInfo kPreemptions{
+    "dflashd_preemptions_total",
+    MetricType::kCounter,
+    MetricScope::kGroup,
+    "Running requests that gave their state back to be resumed later, by what was short (pages).",
+    {"reason"}};
 inline constexpr MetricInfo kCacheUsage{
     "dflashd_cache_usage_ratio",
     MetricType::kGauge,
@@ -334,6 +340,7 @@ inline constexpr const MetricInfo* kAll[] = {&kRequests,
                                              &kEngineStepPartSeconds,
                                              &kBatchSize,
                                              &kBatchTokens,
+                                             &kPreemptions,
                                              &kCacheUsage,
                                              &kCacheBlocks,
                                              &kPrefixCacheQueriedTokens,

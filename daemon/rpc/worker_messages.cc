@@ -77,6 +77,8 @@ absl::StatusOr<GroupInfo> FromMessage(const wire::GetGroupInfoResponse& message,
 wire::Submit ToMessage(const std::string& key, const GroupRequest& request, absl::Time now) {
   wire::Submit submit;
   submit.set_id(key);
+  submit.set_client(request.client);
+  submit.set_priority(request.priority);
   submit.mutable_prompt_tokens()->Add(request.prompt_tokens.begin(), request.prompt_tokens.end());
   submit.set_temperature(request.temperature);
   submit.set_top_k(request.top_k);

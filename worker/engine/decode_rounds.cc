@@ -108,8 +108,15 @@ absl::Status DecodeRounds::Start(int32_t slot, const DecodeState& state) {
   return CopyToDevice(states_.As<DecodeState>() + slot, &state, sizeof(state), *stream_);
 }
 
-absl::Status DecodeRounds::Enqueue(const std::vector<Member>& members) {
+absl::Status DecodeRounds::Enqueue(const std::vector<Member>& members, int64_t max_rows) {
   const auto count = static_cast<int64_t>(members.size());
+  if (max_rows == 0) max_rows = block_rows();
+  for (const Member& member : members) {
+    if (member.max_drafts < 0 || member.max_drafts >= max_rows || max_rows > block_rows()) {
+      return absl::InvalidArgumentError(absl::StrCat("a member with ", member.max_drafts, " drafts in ",
+                                                     max_rows, " rows; a block has ", block_rows()));
+    }
+  }
   if (count < 1 || count > slots_ || free_.empty()) {
     return absl::InvalidArgumentError(
         absl::StrCat("a round of ", count, " sequences with ", in_flight(), " rounds in flight"));
@@ -129,7 +136,7 @@ absl::Status DecodeRounds::Enqueue(const std::vector<Member>& members) {
   for (const Member& member : members) {
     if (needs_reach) shape.reach = std::max(shape.reach, member.reach);
     const bool proposes = options_.captured ? drafts : member.max_drafts > 0;
-    const int64_t capacity = !proposes ? 1 : options_.captured ? block_rows() : 1 + member.max_drafts;
+    const int64_t capacity = !proposes ? 1 : options_.captured ? max_rows : 1 + member.max_drafts;
     entries.push_back({.slot = member.slot,
                        .first_row = static_cast<int32_t>(shape.rows),
                        .row_capacity = static_cast<int32_t>(capacity),

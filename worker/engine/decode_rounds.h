@@ -33,8 +33,8 @@ class DecodeRounds {
  public:
   struct Options {
     int64_t vocabulary = 0;  // real token ids: only [0, vocabulary) is ever emitted
-    // Rounds are captured and replayed. A graph has one shape, so every sequence then gets the rows of a
-    // whole block. Otherwise every round has just the rows that it needs.
+    // Rounds are captured and replayed. A graph has one shape, so all drafting sequences then get as many
+    // rows. Otherwise every round has just the rows that it needs.
     bool captured = Graph::IsCaptureCostly();
     int64_t max_in_flight = 1;    // rounds enqueued and not collected
     RankLeader* ranks = nullptr;  // the group's other ranks; not owned, null: there are none
@@ -61,8 +61,9 @@ class DecodeRounds {
   };
   // Enqueues one round of the members (at least one, each slot once). The plan says who takes part and how
   // many drafts at most; how many rows are used, and what is accepted, is decided on the device. A member
-  // that an earlier round has ended runs an empty round.
-  absl::Status Enqueue(const std::vector<Member>& members);
+  // that an earlier round has ended runs an empty round. No member has more than max_rows - 1 drafts; 0: a
+  // whole block of rows. (Captured rounds give every drafting member so many, whatever it uses.)
+  absl::Status Enqueue(const std::vector<Member>& members, int64_t max_rows = 0);
 
   int64_t in_flight() const { return static_cast<int64_t>(in_flight_.size()); }
   bool captured() const { return options_.captured; }

@@ -64,16 +64,23 @@ class Engine::Impl {
     GenerationRequest request;
     std::unique_ptr<RequestSink> sink;
     TextStream text;
+    int64_t arrival = 0;
+    int64_t overtaken = 0;
+    bool started = false;  // had a slot before
     int32_t slot = -1;
-    int64_t prefilled = 0;
+    int64_t stored = 0;  // tokens in its stores, as far as the host knows
+    int64_t paused_steps = 0;
     int64_t rounds_in_flight = 0;  // enqueued, their tokens not yet read
+    std::vector<int32_t> output;   // emitted
     FinishedReport report;         // grows with the request
     absl::Time prefill_start, first_token;
     bool done = false;
 
     int64_t prompt_size() const { return static_cast<int64_t>(request.prompt_tokens.size()); }
-    bool decoding() const { return prefilled == prompt_size(); }
-    int64_t room() const { return request.max_tokens - report.completion_tokens; }
+    int64_t emitted() const { return static_cast<int64_t>(output.size()); }
+    int64_t room() const { return request.max_tokens - emitted(); }
+    // All that comes before the anchor, its last emitted token, is stored.
+    bool at_anchor() const { return emitted() > 0 && stored == prompt_size() + emitted() - 1; }
     bool IsStop(int32_t token) const {
       return std::find(request.stop_token_ids.begin(), request.stop_token_ids.end(), token) !=
              request.stop_token_ids.end();
@@ -82,14 +89,22 @@ class Engine::Impl {
   bool TakeInbox();
   void DropEnded();
   absl::Status Admit();
+  absl::Status Open(Sequence& sequence);
   SchedulerSnapshot Snapshot() const;
+  absl::StatusOr<StepPlan> Plan(StepReport& report);
+  absl::Status MakeRoom(const StepPlan& plan, StepReport& report);
+  absl::Status ReservePages(const Sequence& sequence, int64_t tokens);
   absl::Status ReleaseEnded();
-  StepBatch PromptRows(const StepPlan& plan) const;
-  absl::Status TellRanks(const StepPlan& plan, const StepBatch& prompts);
-  absl::Status Prefill(const StepPlan& plan, const StepBatch& batch, StepReport& report);
-  absl::StatusOr<std::vector<int32_t>> SamplePrompts(const StepBatch& batch, const ForwardResult& forward,
-                                                     const std::vector<Sequence*>& sequences);
-  absl::Status StartDecode(const Sequence& sequence, int32_t first_token);
+  // Rows that the host describes: of prompts, and of emitted tokens that are fed again.
+  struct KnownRows {
+    StepBatch batch;
+    std::vector<Sequence*> sequences;  // of the batch
+  };
+  KnownRows DescribeRows(const StepPlan& plan) const;
+  absl::Status TellRanks(const StepPlan& plan, const StepBatch& known);
+  absl::Status RunKnownRows(const KnownRows& known, StepReport& report);
+  absl::StatusOr<std::vector<int32_t>> SamplePrompts(const KnownRows& known, const ForwardResult& forward);
+  absl::Status StartDecode(const Sequence& sequence);
   absl::Status EnqueueRound(const StepPlan& plan);
   absl::Status CollectRound(StepReport& report);
   const char* ReasonNotToSpeculate(const Sequence& sequence) const;
@@ -98,9 +113,7 @@ class Engine::Impl {
   absl::Status Release(Sequence& sequence);
   void FailAll(const absl::Status& status);
   absl::Status CheckRequest(const GenerationRequest& request) const;
-  int64_t PagesFor(const Sequence& sequence) const {
-    return (sequence.prompt_size() + sequence.request.max_tokens + kPageTokens - 1) / kPageTokens;
-  }
+  int64_t block_rows() const { return 1 + (drafter_ == nullptr ? 0 : drafter_->max_drafts()); }
   bool Speculates(const Sequence& sequence) const {
     return drafter_ != nullptr && sequence.request.speculation != SpeculationMode::kOff;
   }
@@ -117,8 +130,9 @@ class Engine::Impl {
   std::deque<std::vector<Sequence*>> members_;  // of the rounds in flight, in their order
 
   // Engine thread only.
-  std::deque<std::unique_ptr<Sequence>> waiting_;
-  std::vector<std::unique_ptr<Sequence>> running_;  // in order of admission
+  int64_t arrivals_ = 0;
+  std::vector<std::unique_ptr<Sequence>> waiting_;
+  std::vector<std::unique_ptr<Sequence>> running_;  // have a slot
 
   // Shared with the callers of Submit, Cancel and Stop.
   struct NewRequest {
@@ -214,6 +228,8 @@ bool Engine::Impl::TakeInbox() {
       continue;
     }
     sequence->text = *std::move(text);
+    sequence->arrival = arrivals_++;
+    sequence->report.prompt_tokens = sequence->prompt_size();
     waiting_.push_back(std::move(sequence));
   }
   for (const auto& [id, reason] : cancelled) {
@@ -241,7 +257,12 @@ void Engine::Impl::Fail(Sequence& sequence, const absl::Status& status) {
   sequence.sink->OnFailed(status);
 }
 
+// Those that have ended go; those that were preempted wait again.
 void Engine::Impl::DropEnded() {
+  for (auto& sequence : running_) {
+    if (sequence->slot < 0 && !sequence->done) waiting_.push_back(std::move(sequence));
+  }
+  std::erase(running_, nullptr);
   std::erase_if(waiting_, [](const auto& sequence) { return sequence->done; });
   std::erase_if(running_, [](const auto& sequence) { return sequence->done && sequence->slot < 0; });
 }
@@ -254,7 +275,8 @@ absl::Status Engine::Impl::Release(Sequence& sequence) {
 // A slot is given back when no round in flight has a part of it.
 absl::Status Engine::Impl::ReleaseEnded() {
   for (auto& sequence : running_) {
-    if (sequence->done && sequence->rounds_in_flight == 0) DFLASH_RETURN_IF_ERROR(Release(*sequence));
+    if (sequence->done && sequence->rounds_in_flight == 0 && sequence->slot >= 0)
+      DFLASH_RETURN_IF_ERROR(Release(*sequence));
   }
   DropEnded();
   return absl::OkStatus();
@@ -284,6 +306,15 @@ void Engine::Impl::FailAll(const absl::Status& status) {
 
 SchedulerSnapshot Engine::Impl::Snapshot() const {
   SchedulerSnapshot snapshot;
+  const auto describe = [](const Sequence& sequence) {
+    return ScheduledRequest{.arrival = sequence.arrival,
+                            .client = sequence.request.client,
+                            .priority = sequence.request.priority,
+                            .overtaken = sequence.overtaken,
+                            .prompt_tokens = sequence.prompt_size(),
+                            .max_tokens = sequence.request.max_tokens,
+                            .emitted_tokens = sequence.emitted()};
+  };
   for (const auto& sequence : running_) {
     int64_t drafts = 0;
     if (Speculates(*sequence)) {
@@ -291,36 +322,83 @@ SchedulerSnapshot Engine::Impl::Snapshot() const {
       if (sequence->request.max_draft_tokens > 0)
         drafts = std::min<int64_t>(drafts, sequence->request.max_draft_tokens);
     }
-    // Every round in flight will emit at least one token.
-    const int64_t room = sequence->done ? 0 : sequence->room() - sequence->rounds_in_flight;
-    snapshot.sequences.push_back({.prompt_tokens = sequence->prompt_size(),
-                                  .prefilled = sequence->prefilled,
-                                  .room = room,
-                                  .max_drafts = drafts});
+    const auto pages = static_cast<int64_t>(table_->pages_of(sequence->slot).size());
+    snapshot.running.push_back({.request = describe(*sequence),
+                                .stored = sequence->stored,
+                                .rounds_in_flight = sequence->rounds_in_flight,
+                                .max_drafts = drafts,
+                                .pages = pages,
+                                .released_pages = pages,
+                                .paused_steps = sequence->paused_steps,
+                                .ended = sequence->done});
   }
-  for (const auto& sequence : waiting_) snapshot.waiting_pages.push_back(PagesFor(*sequence));
+  for (const auto& sequence : waiting_)
+    snapshot.waiting.push_back({.request = describe(*sequence), .cached_pages = 0});
   snapshot.free_slots = table_->free_slots();
   snapshot.free_pages = table_->free_pages();
   snapshot.max_prefill_rows = options_.max_prefill_tokens;
+  snapshot.block_rows = block_rows();
+  snapshot.max_verify_rows = options_.max_verify_rows;
   return snapshot;
 }
 
 absl::Status Engine::Impl::Admit() {
-  for (int64_t n = PlanAdmission(Snapshot()); n > 0; --n) {
-    std::unique_ptr<Sequence> sequence = std::move(waiting_.front());
-    waiting_.pop_front();
-    DFLASH_ASSIGN_OR_RETURN(sequence->slot, table_->Open());
-    // All pages to the end are reserved now, so a running request never fails for want of memory.
-    const int64_t tokens = sequence->prompt_size() + sequence->request.max_tokens;
-    DFLASH_RETURN_IF_ERROR(table_->Reserve(sequence->slot, tokens));
-    if (options_.ranks != nullptr) options_.ranks->OnOpen(sequence->slot, tokens, sequence->request.sampling);
-    DFLASH_RETURN_IF_ERROR(target_->Open(sequence->slot));
-    if (drafter_ != nullptr) DFLASH_RETURN_IF_ERROR(drafter_->Open(sequence->slot, 0));
-    sequence->prefill_start = absl::Now();
-    sequence->report.prompt_tokens = sequence->prompt_size();
-    sequence->sink->OnStarted({.prompt_tokens = sequence->prompt_size(), .cached_tokens = 0});
+  const std::vector<int64_t> admitted = PlanAdmission(Snapshot());
+  for (const int64_t index : admitted) {
+    std::unique_ptr<Sequence> sequence = std::move(waiting_[static_cast<size_t>(index)]);
+    DFLASH_RETURN_IF_ERROR(Open(*sequence));
+    for (const auto& other : waiting_) {
+      if (other != nullptr && other->arrival < sequence->arrival) ++other->overtaken;
+    }
     running_.push_back(std::move(sequence));
   }
+  std::erase(waiting_, nullptr);
+  return absl::OkStatus();
+}
+
+// Gives a waiting request a slot without anything in it. One that was preempted starts over, and nobody is
+// told.
+absl::Status Engine::Impl::Open(Sequence& sequence) {
+  DFLASH_ASSIGN_OR_RETURN(sequence.slot, table_->Open());
+  if (options_.ranks != nullptr) options_.ranks->OnOpen(sequence.slot, sequence.request.sampling);
+  DFLASH_RETURN_IF_ERROR(target_->Open(sequence.slot));
+  if (drafter_ != nullptr) DFLASH_RETURN_IF_ERROR(drafter_->Open(sequence.slot, 0));
+  sequence.stored = 0;
+  sequence.paused_steps = 0;
+  if (std::exchange(sequence.started, true)) return absl::OkStatus();
+  sequence.prefill_start = absl::Now();
+  sequence.sink->OnStarted({.prompt_tokens = sequence.prompt_size(), .cached_tokens = 0});
+  return absl::OkStatus();
+}
+
+// The plan of this step, once nothing that it depends on is still running.
+absl::StatusOr<StepPlan> Engine::Impl::Plan(StepReport& report) {
+  StepPlan plan = PlanStep(Snapshot());
+  if (!plan.needs_results() || rounds_->in_flight() == 0) return plan;
+  // Such rows run between rounds; tokens that are there already do not wait for them.
+  while (rounds_->in_flight() > 0) DFLASH_RETURN_IF_ERROR(CollectRound(report));
+  DFLASH_RETURN_IF_ERROR(ReleaseEnded());
+  return PlanStep(Snapshot());
+}
+
+// Takes slots and pages from those that the plan preempts and gives pages to those that run.
+absl::Status Engine::Impl::MakeRoom(const StepPlan& plan, StepReport& report) {
+  for (const int64_t index : plan.preempt) {
+    DFLASH_RETURN_IF_ERROR(Release(*running_[static_cast<size_t>(index)]));
+    ++report.preemptions;
+  }
+  for (const StepPlan::Reserve& reserve : plan.reserve) {
+    DFLASH_RETURN_IF_ERROR(ReservePages(*running_[static_cast<size_t>(reserve.sequence)], reserve.tokens));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Engine::Impl::ReservePages(const Sequence& sequence, int64_t tokens) {
+  const std::vector<int32_t>& pages = table_->pages_of(sequence.slot);
+  const size_t before = pages.size();
+  DFLASH_RETURN_IF_ERROR(table_->Reserve(sequence.slot, tokens));
+  if (options_.ranks != nullptr && pages.size() > before)
+    options_.ranks->OnGrow(sequence.slot, {pages.begin() + static_cast<int64_t>(before), pages.end()});
   return absl::OkStatus();
 }
 
@@ -331,16 +409,16 @@ absl::StatusOr<bool> Engine::Impl::Step() {
   if (!TakeInbox()) return false;
   DFLASH_RETURN_IF_ERROR(ReleaseEnded());
   DFLASH_RETURN_IF_ERROR(Admit());
-  StepPlan plan = PlanStep(Snapshot());
+  DFLASH_ASSIGN_OR_RETURN(const StepPlan plan, Plan(report));
+  DFLASH_RETURN_IF_ERROR(MakeRoom(plan, report));
+  const KnownRows known = DescribeRows(plan);
   clock.Charge(report.schedule_time);
-  // Prompts run between rounds; tokens that are there already do not wait for them.
-  if (!plan.prefill.empty() && rounds_->in_flight() > 0) {
-    while (rounds_->in_flight() > 0) DFLASH_RETURN_IF_ERROR(CollectRound(report));
-    plan = PlanStep(Snapshot());
-  }
-  const StepBatch prompts = PromptRows(plan);
-  if (!plan.empty()) DFLASH_RETURN_IF_ERROR(TellRanks(plan, prompts));
-  if (!plan.prefill.empty()) DFLASH_RETURN_IF_ERROR(Prefill(plan, prompts, report));
+  if (plan.empty() && rounds_->in_flight() == 0 && !running_.empty())
+    return absl::InternalError("no sequence can go on");
+  for (auto& sequence : running_) ++sequence->paused_steps;
+  for (Sequence* sequence : known.sequences) sequence->paused_steps = 0;
+  if (!plan.empty()) DFLASH_RETURN_IF_ERROR(TellRanks(plan, known.batch));
+  if (!known.sequences.empty()) DFLASH_RETURN_IF_ERROR(RunKnownRows(known, report));
   if (!plan.verify.empty()) DFLASH_RETURN_IF_ERROR(EnqueueRound(plan));
   const int64_t stay = plan.verify.empty() ? 0 : options_.rounds_ahead;
   bool worked = !plan.empty();
@@ -351,29 +429,39 @@ absl::StatusOr<bool> Engine::Impl::Step() {
   DFLASH_RETURN_IF_ERROR(ReleaseEnded());
   PublishGauges();
   report.total_time = absl::Now() - start;
-  const bool has_news = report.prefill_rows + report.verify_rows > 0;
+  const bool has_news = report.prefill_rows + report.refed_rows + report.verify_rows > 0;
   if (has_news && options_.observer != nullptr) options_.observer->OnStep(report, Gauges());
   return worked;
 }
 
-// The next prompt rows of the plan.
-StepBatch Engine::Impl::PromptRows(const StepPlan& plan) const {
-  StepBatch batch;
-  for (const StepPlan::Prefill& prefill : plan.prefill) {
-    const Sequence& sequence = *running_[static_cast<size_t>(prefill.sequence)];
-    const auto begin = sequence.request.prompt_tokens.begin() + sequence.prefilled;
-    batch.sequences.push_back({.slot = sequence.slot,
-                               .phase = Phase::kPrefill,
-                               .start_position = sequence.prefilled,
-                               .tokens = {begin, begin + prefill.rows},
-                               .parents = {},
-                               .last_logits = sequence.prefilled + prefill.rows == sequence.prompt_size()});
+Engine::Impl::KnownRows Engine::Impl::DescribeRows(const StepPlan& plan) const {
+  KnownRows known;
+  const auto add = [&](const StepPlan::Rows& rows, Phase phase, const std::vector<int32_t>& tokens,
+                       int64_t first) {
+    Sequence& sequence = *running_[static_cast<size_t>(rows.sequence)];
+    const auto begin = tokens.begin() + first;
+    const bool ends_prompt = phase == Phase::kPrefill && first + rows.rows == sequence.prompt_size();
+    known.sequences.push_back(&sequence);
+    known.batch.sequences.push_back({.slot = sequence.slot,
+                                     .phase = phase,
+                                     .start_position = sequence.stored,
+                                     .tokens = {begin, begin + rows.rows},
+                                     .parents = {},
+                                     .last_logits = ends_prompt && sequence.output.empty()});
+  };
+  for (const StepPlan::Rows& rows : plan.prefill) {
+    const Sequence& sequence = *running_[static_cast<size_t>(rows.sequence)];
+    add(rows, Phase::kPrefill, sequence.request.prompt_tokens, sequence.stored);
   }
-  return batch;
+  for (const StepPlan::Rows& rows : plan.refeed) {
+    const Sequence& sequence = *running_[static_cast<size_t>(rows.sequence)];
+    add(rows, Phase::kVerify, sequence.output, sequence.stored - sequence.prompt_size());
+  }
+  return known;
 }
 
 // Sends the step's control flow to the other ranks, if there are any, before anything of it runs.
-absl::Status Engine::Impl::TellRanks(const StepPlan& plan, const StepBatch& prompts) {
+absl::Status Engine::Impl::TellRanks(const StepPlan& plan, const StepBatch& known) {
   if (options_.ranks == nullptr) return absl::OkStatus();
   std::vector<RankLeader::VerifyRows> verify;
   int64_t draft_sequences = 0;
@@ -382,62 +470,64 @@ absl::Status Engine::Impl::TellRanks(const StepPlan& plan, const StepBatch& prom
         {.slot = running_[static_cast<size_t>(planned.sequence)]->slot, .max_rows = 1 + planned.max_drafts});
     draft_sequences += planned.max_drafts > 0;
   }
-  return options_.ranks->Begin(prompts.sequences, verify, draft_sequences);
+  return options_.ranks->Begin(known.sequences, verify, draft_sequences);
 }
 
-// Runs prompt rows. They are committed by the forward itself; here their taps become drafter context, and a
-// finished prompt gets its first token, which becomes the anchor.
-absl::Status Engine::Impl::Prefill(const StepPlan& plan, const StepBatch& batch, StepReport& report) {
+// Runs rows whose tokens are known, commits all of them and makes their taps drafter context. A new prompt
+// that is through gets its first token, which becomes the anchor; where all that was emitted has been fed
+// again, decoding goes on.
+absl::Status Engine::Impl::RunKnownRows(const KnownRows& known, StepReport& report) {
   StepClock clock;
-  std::vector<Sequence*> sequences;
-  for (const StepPlan::Prefill& prefill : plan.prefill) {
-    sequences.push_back(running_[static_cast<size_t>(prefill.sequence)].get());
-    report.prefill_rows += prefill.rows;
-  }
-  report.sequences += static_cast<int64_t>(sequences.size());
-  DFLASH_ASSIGN_OR_RETURN(const ForwardResult forward, target_->Forward(batch));
+  report.sequences += static_cast<int64_t>(known.sequences.size());
+  DFLASH_ASSIGN_OR_RETURN(const ForwardResult forward, target_->Forward(known.batch));
   DFLASH_RETURN_IF_ERROR(stream_->Synchronize());  // for the times: a moment among milliseconds
   clock.Charge(report.forward_time);
-  DFLASH_ASSIGN_OR_RETURN(const std::vector<int32_t> tokens, SamplePrompts(batch, forward, sequences));
+  DFLASH_ASSIGN_OR_RETURN(const std::vector<int32_t> tokens, SamplePrompts(known, forward));
   clock.Charge(report.sample_time);
-  if (drafter_ != nullptr) {
-    std::vector<Drafter::CommittedRows> committed;
-    for (size_t i = 0; i < sequences.size(); ++i) {
-      committed.push_back({.slot = sequences[i]->slot,
-                           .phase = Phase::kPrefill,
-                           .first_row = forward.rows[i].first,
-                           .row_count = forward.rows[i].count,
-                           .start_position = sequences[i]->prefilled});
-    }
-    DFLASH_RETURN_IF_ERROR(drafter_->Ingest(forward.taps, committed));
+  std::vector<Target::Accepted> refed;
+  std::vector<Drafter::CommittedRows> committed;
+  for (size_t i = 0; i < known.sequences.size(); ++i) {
+    const SequenceRows& rows = known.batch.sequences[i];
+    const int64_t count = forward.rows[i].count;
+    if (rows.phase == Phase::kVerify) refed.push_back({.slot = rows.slot, .rows = count});
+    (rows.phase == Phase::kVerify ? report.refed_rows : report.prefill_rows) += count;
+    committed.push_back({.slot = rows.slot,
+                         .phase = rows.phase,
+                         .first_row = forward.rows[i].first,
+                         .row_count = count,
+                         .start_position = rows.start_position});
   }
+  if (!refed.empty()) DFLASH_RETURN_IF_ERROR(target_->Commit(refed));
+  if (drafter_ != nullptr) DFLASH_RETURN_IF_ERROR(drafter_->Ingest(forward.taps, committed));
   clock.Charge(report.commit_time);
-  for (size_t i = 0; i < sequences.size(); ++i) {
-    Sequence& sequence = *sequences[i];
-    sequence.prefilled += forward.rows[i].count;
-    if (!sequence.decoding()) continue;
-    sequence.first_token = absl::Now();
-    sequence.report.prefill_time = sequence.first_token - sequence.prefill_start;
-    const int32_t token = tokens[static_cast<size_t>(forward.logits_rows[i].first)];
-    Emit(sequence, {token}, nullptr);
-    if (!sequence.done) DFLASH_RETURN_IF_ERROR(StartDecode(sequence, token));
+  for (size_t i = 0; i < known.sequences.size(); ++i) {
+    Sequence& sequence = *known.sequences[i];
+    sequence.stored += forward.rows[i].count;
+    if (known.batch.sequences[i].last_logits) {
+      sequence.first_token = absl::Now();
+      sequence.report.prefill_time = sequence.first_token - sequence.prefill_start;
+      Emit(sequence, {tokens[static_cast<size_t>(forward.logits_rows[i].first)]}, nullptr);
+    }
+    if (sequence.done || !sequence.at_anchor()) continue;
+    DFLASH_RETURN_IF_ERROR(table_->CheckLengths(sequence.slot, sequence.stored, drafter_ != nullptr));
+    DFLASH_RETURN_IF_ERROR(StartDecode(sequence));
   }
   clock.Charge(report.detokenize_time);
   return absl::OkStatus();
 }
 
-// Draws the first token of every prompt that is through.
-absl::StatusOr<std::vector<int32_t>> Engine::Impl::SamplePrompts(const StepBatch& batch,
-                                                                 const ForwardResult& forward,
-                                                                 const std::vector<Sequence*>& sequences) {
+// Draws the first token of every new prompt that is through. Their logits come before those of fed tokens.
+absl::StatusOr<std::vector<int32_t>> Engine::Impl::SamplePrompts(const KnownRows& known,
+                                                                 const ForwardResult& forward) {
   std::vector<SamplingParams> params;
   std::vector<int64_t> positions;
   SamplingReach reach = SamplingReach::kBest;
-  for (size_t i = 0; i < sequences.size(); ++i) {
-    if (!batch.sequences[i].last_logits) continue;
-    params.push_back(sequences[i]->request.sampling);
+  for (size_t i = 0; i < known.sequences.size(); ++i) {
+    if (!known.batch.sequences[i].last_logits) continue;
+    const Sequence& sequence = *known.sequences[i];
+    params.push_back(sequence.request.sampling);
     reach = std::max(reach, ReachOf(params.back()));
-    positions.push_back(sequences[i]->prompt_size());
+    positions.push_back(sequence.prompt_size());
   }
   std::vector<int32_t> tokens(params.size());
   if (tokens.empty()) return tokens;
@@ -446,7 +536,7 @@ absl::StatusOr<std::vector<int32_t>> Engine::Impl::SamplePrompts(const StepBatch
                                       count * int64_t{sizeof(SamplingParams)}, *stream_));
   DFLASH_RETURN_IF_ERROR(
       CopyToDevice(positions_.data(), positions.data(), count * int64_t{sizeof(int64_t)}, *stream_));
-  DFLASH_RETURN_IF_ERROR(target_->Sample(forward.logits, sampling_params_.As<SamplingParams>(),
+  DFLASH_RETURN_IF_ERROR(target_->Sample(forward.logits.Rows(0, count), sampling_params_.As<SamplingParams>(),
                                          positions_.As<int64_t>(), options_.vocabulary, reach,
                                          sampled_.As<int32_t>()));
   DFLASH_RETURN_IF_ERROR(
@@ -454,9 +544,9 @@ absl::StatusOr<std::vector<int32_t>> Engine::Impl::SamplePrompts(const StepBatch
   return tokens;
 }
 
-absl::Status Engine::Impl::StartDecode(const Sequence& sequence, int32_t first_token) {
-  DecodeState state = {.anchor = first_token,
-                       .position = static_cast<int32_t>(sequence.prompt_size()),
+absl::Status Engine::Impl::StartDecode(const Sequence& sequence) {
+  DecodeState state = {.anchor = sequence.output.back(),
+                       .position = static_cast<int32_t>(sequence.stored),
                        .room = static_cast<int32_t>(sequence.room()),
                        .stop_count = static_cast<int32_t>(sequence.request.stop_token_ids.size()),
                        .sampling = sequence.request.sampling};
@@ -477,7 +567,7 @@ absl::Status Engine::Impl::EnqueueRound(const StepPlan& plan) {
     ++sequence.rounds_in_flight;
   }
   members_.push_back(std::move(sequences));
-  return rounds_->Enqueue(members);
+  return rounds_->Enqueue(members, plan.block_rows);
 }
 
 // Reads what the oldest round in flight has done and hands the tokens out.
@@ -495,6 +585,7 @@ absl::Status Engine::Impl::CollectRound(StepReport& report) {
     Sequence& sequence = *sequences[i];
     const DecodeRounds::SequenceOutcome& what = outcome.sequences[i];
     --sequence.rounds_in_flight;
+    sequence.stored = what.result.position;
     report.verify_rows += what.result.rows;
     // It had ended before: on the device, or by a stop string, a cancellation or its deadline.
     if (what.result.rows == 0 || sequence.done) continue;
@@ -536,13 +627,14 @@ void Engine::Impl::Emit(Sequence& sequence, const std::vector<int32_t>& tokens, 
   bool finished = false;
   for (int32_t token : tokens) {
     if (token < 0) {  // logits held a NaN: this request cannot go on, its neighbours can
-      Fail(sequence, WithReason(absl::InternalError(absl::StrCat(
-                                    "the target's logits at position ",
-                                    sequence.prompt_size() + report.completion_tokens, " are not numbers")),
+      Fail(sequence, WithReason(absl::InternalError(absl::StrCat("the target's logits at position ",
+                                                                 sequence.prompt_size() + sequence.emitted(),
+                                                                 " are not numbers")),
                                 "NUMERIC_FAULT"));
       return;
     }
     chunk.tokens.push_back(token);
+    sequence.output.push_back(token);
     ++report.completion_tokens;
     if (sequence.IsStop(token)) {
       report.reason = FinishReason::kStopToken;

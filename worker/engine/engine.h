@@ -36,8 +36,10 @@ struct PrefixReport {
 // its tokens, with the times that the device measured.
 struct StepReport {
   int64_t prefill_rows = 0;
+  int64_t refed_rows = 0;  // emitted tokens of resumed requests
   int64_t verify_rows = 0;
   int64_t sequences = 0;         // that had rows in this step
+  int64_t preemptions = 0;       // requests that gave slot and pages back, to be resumed later
   bool captured = false;         // its rounds were captured graphs
   absl::Duration schedule_time;  // planning and bookkeeping
   absl::Duration draft_time;
@@ -55,7 +57,7 @@ struct StepReport {
 // State of the pools and the queue, after a step.
 struct EngineGauges {
   int64_t running = 0;  // sequences with a state slot
-  int64_t waiting = 0;  // accepted, not yet holding a slot
+  int64_t waiting = 0;  // accepted or preempted, not holding a slot
   int64_t state_slots = 0;
   int64_t pages_total = 0;
   int64_t pages_free = 0;
@@ -74,7 +76,10 @@ class StepObserver {
 struct EngineOptions {
   int64_t max_context_tokens = 0;    // prompt and output of one request; 0: what the target allows
   int64_t max_prefill_tokens = 512;  // prefill rows in one step; rounded down to a multiple of 64
-  int64_t vocabulary = 0;            // real token ids: only [0, vocabulary) is ever emitted
+  // Rows of a round above which its blocks get shorter, so that many sequences together do not verify drafts
+  // that are hardly ever accepted; 0: never.
+  int64_t max_verify_rows = 0;
+  int64_t vocabulary = 0;  // real token ids: only [0, vocabulary) is ever emitted
   // How decode rounds run; the defaults are the backend's. The text is the same either way.
   bool captured_rounds = Graph::IsCaptureCostly();
   // Rounds that the device may have been given before the tokens of the one that runs are read, so that it

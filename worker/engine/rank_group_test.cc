@@ -10,6 +10,7 @@
 #include "worker/comm/host_communicator.h"
 #include "worker/rank/follower.h"
 #include "worker/rank/leader.h"
+#include "worker/testing/company.h"
 #include "worker/testing/tiny_pair.h"
 
 namespace dflash {
@@ -24,11 +25,15 @@ constexpr int64_t kBlockRows = 16;
 struct Shape {
   int size = 1;
   DraftPlacement placement = DraftPlacement::kRankZero;
+  int64_t slots = 4;
+  int64_t pages = 0;  // 0: all that the slots can need
 };
 
 TinyPair LoadRank(const Shape& shape, Communicator* communicator) {
   testing::TinyPairOptions options;
   options.threads = 1;
+  options.slots = shape.slots;
+  options.pages = shape.pages;
   options.communicator = communicator;
   options.draft_placement = shape.placement;
   return testing::LoadTinyPair(options).value();
@@ -94,7 +99,7 @@ class FollowerThread {
 // A group of `size` ranks in this process. `tamper` may change the first plan on its way to rank 1.
 class Group final : public PlanSender {
  public:
-  explicit Group(const Shape& shape) {
+  explicit Group(const Shape& shape, StepObserver* observer = nullptr) {
     communicators_ = HostCommunicator::CreateGroup({.size = shape.size}).value();
     for (int rank = 1; rank < shape.size; ++rank) {
       followers.push_back(
@@ -106,6 +111,7 @@ class Group final : public PlanSender {
     options.vocabulary = pair.vocabulary;
     options.max_prefill_tokens = 64;
     options.ranks = ranks.get();
+    options.observer = observer;
     engine = Engine::Create(options, pair.target.get(), pair.drafter.get(), pair.table.get(),
                             pair.tokenizer.get(), *pair.stream)
                  .value();
@@ -183,6 +189,31 @@ TEST_P(RankGroup, AnswersAsOneRankDoes) {
   }
 }
 
+// What company_test says of one rank: requests come and go over pools in which they do not all fit, and each
+// gets what it gets alone. The followers' pages are those that the leader names.
+TEST(RankGroupCompany, ChangesNothing) {
+  const std::vector<GenerationRequest> requests =
+      testing::MixedRequests(32, 21, {.longest_prompt = 150, .most_tokens = 100});
+  Group alone(Shape{2});
+  const auto expected = testing::RunOneByOne(*alone.engine, requests).value();
+
+  testing::StepTotals totals;
+  Group group(Shape{.size = 2, .slots = 16, .pages = 9}, &totals);
+  const auto actual =
+      testing::RunInCompany(*group.engine, requests, {.seed = 21, .most_arrivals = 5, .cancelled = 8})
+          .value();
+  for (size_t i = 0; i < requests.size(); ++i) {
+    SCOPED_TRACE(requests[i].id);
+    testing::ExpectSameOutcome(actual[i], expected[i]);
+  }
+  EXPECT_GT(totals.preemptions, 0);
+  EXPECT_GT(totals.refed_rows, 0);
+  EXPECT_GT(totals.accepted, 0);
+  EXPECT_GT(totals.drafted, totals.accepted);
+  EXPECT_EQ(group.pair.table->free_pages(), group.pair.table->pages());
+  EXPECT_EQ(group.followers[0]->Join(), absl::OkStatus());
+}
+
 TEST(RankFollower, RefusesWhatTheLeaderDidNotSend) {
   const std::vector<GoldenPrompt> golden = testing::LoadGoldenPrompts().value();
   const std::pair<std::function<void(RankPlan&)>, const char*> faults[] = {
@@ -194,6 +225,11 @@ TEST(RankFollower, RefusesWhatTheLeaderDidNotSend) {
          plan.hash = ChainHash(0, plan);
        },
        "the leader opened slot 3, this rank 0"},
+      {[](RankPlan& plan) {
+         plan.slots[1].pages[0] = 1 << 20;
+         plan.hash = ChainHash(0, plan);
+       },
+       "the leader's pages do not fit here"},
       {[](RankPlan& plan) {
          plan.rows[0].start_position = 64;
          plan.hash = ChainHash(0, plan);

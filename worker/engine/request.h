@@ -15,6 +15,8 @@ enum class SpeculationMode : uint8_t { kOff, kDFlash };
 
 struct GenerationRequest {
   std::string id;
+  std::string client;                  // whose it is; shares slots with the others of its priority
+  int32_t priority = 0;                // higher ones get slots and pages first
   std::vector<int32_t> prompt_tokens;  // at least one; every id < vocabulary
   SamplingParams sampling;
   int64_t max_tokens = 0;               // >= 1; prompt_tokens + max_tokens <= context limit

@@ -1,43 +1,189 @@
 #include "worker/engine/scheduler.h"
 
 #include <algorithm>
+#include <map>
+#include <numeric>
+#include <tuple>
 
 #include "kernels/batch/segments.h"
 
 namespace dflash {
+namespace {
 
-int64_t PlanAdmission(const SchedulerSnapshot& snapshot) {
-  int64_t admitted = 0;
+int64_t PagesFor(int64_t tokens) { return (tokens + kPageTokens - 1) / kPageTokens; }
+
+bool IsOverdue(const ScheduledRequest& request) { return request.overtaken >= kMaxOvertaken; }
+
+// Smaller is more important.
+auto ImportanceKey(const ScheduledRequest& request) {
+  return std::tuple(!IsOverdue(request), -int64_t{request.priority}, request.arrival);
+}
+
+// Tokens that a request ever stores: the last one that it emits is not fed.
+int64_t MostStored(const ScheduledRequest& request) { return request.prompt_tokens + request.max_tokens - 1; }
+
+// Tokens that a request has stored when it begins to decode, or decodes again.
+int64_t StoredAtDecode(const ScheduledRequest& request) {
+  return request.prompt_tokens + std::max<int64_t>(request.emitted_tokens - 1, 0);
+}
+
+// Tokens for which a request needs pages soon.
+int64_t SoonStored(const ScheduledRequest& request, int64_t rounds, int64_t block_rows) {
+  return std::min(StoredAtDecode(request) + rounds * block_rows, MostStored(request));
+}
+
+bool InPrompt(const RunningSequence& sequence) { return sequence.stored < sequence.request.prompt_tokens; }
+bool InRefeed(const RunningSequence& sequence) {
+  return !InPrompt(sequence) && sequence.stored < StoredAtDecode(sequence.request);
+}
+int64_t Room(const RunningSequence& sequence) {
+  return sequence.request.max_tokens - sequence.request.emitted_tokens - sequence.rounds_in_flight;
+}
+
+// Indices of the sequences that can go on, the most important one first.
+std::vector<int64_t> ByImportance(const std::vector<RunningSequence>& running) {
+  std::vector<int64_t> order;
+  for (size_t i = 0; i < running.size(); ++i) {
+    if (!running[i].ended) order.push_back(static_cast<int64_t>(i));
+  }
+  std::sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
+    return ImportanceKey(running[static_cast<size_t>(a)].request) <
+           ImportanceKey(running[static_cast<size_t>(b)].request);
+  });
+  return order;
+}
+
+// Prefill rows of each running sequence.
+std::vector<int64_t> SharePrefillRows(const SchedulerSnapshot& snapshot) {
+  const auto at = [&](int64_t i) -> const RunningSequence& {
+    return snapshot.running[static_cast<size_t>(i)];
+  };
+  const auto remaining = [&](int64_t i) { return at(i).request.prompt_tokens - at(i).stored; };
+  const auto key = [&](int64_t i) {
+    const ScheduledRequest& request = at(i).request;
+    const bool waits_long = at(i).paused_steps >= kMaxPausedSteps || IsOverdue(request);
+    return std::tuple(!waits_long, -int64_t{request.priority}, remaining(i), request.arrival);
+  };
+  std::vector<int64_t> prompts;
+  for (size_t i = 0; i < snapshot.running.size(); ++i) {
+    if (!snapshot.running[i].ended && InPrompt(snapshot.running[i]))
+      prompts.push_back(static_cast<int64_t>(i));
+  }
+  std::sort(prompts.begin(), prompts.end(), [&](int64_t a, int64_t b) { return key(a) < key(b); });
+  std::vector<int64_t> rows(snapshot.running.size(), 0);
+  int64_t rows_left = snapshot.max_prefill_rows;
+  for (int64_t i : prompts) {
+    // A chunk ends on the 64-token grid or at the prompt's end, so that no bit depends on how a prompt was
+    // cut.
+    const int64_t count = remaining(i) <= rows_left ? remaining(i) : rows_left / kPageTokens * kPageTokens;
+    rows[static_cast<size_t>(i)] = count;
+    rows_left -= count;
+  }
+  return rows;
+}
+
+// Rows of a block when all blocks together must keep to max_verify_rows.
+int64_t BlockRows(const SchedulerSnapshot& snapshot, const std::vector<StepPlan::Verify>& verify) {
+  if (snapshot.max_verify_rows == 0) return snapshot.block_rows;
+  const auto drafting =
+      std::count_if(verify.begin(), verify.end(), [](const auto& member) { return member.max_drafts > 0; });
+  if (drafting == 0) return 1;
+  const int64_t plain = static_cast<int64_t>(verify.size()) - drafting;
+  return std::clamp<int64_t>((snapshot.max_verify_rows - plain) / drafting, 1, snapshot.block_rows);
+}
+
+}  // namespace
+
+std::vector<int64_t> PlanAdmission(const SchedulerSnapshot& snapshot) {
+  // Pages that running sequences lack are theirs already.
   int64_t pages = snapshot.free_pages;
-  for (int64_t needed : snapshot.waiting_pages) {
-    if (admitted == snapshot.free_slots || needed > pages) break;
+  std::map<std::string, int64_t> sequences_of;  // by client
+  for (const RunningSequence& sequence : snapshot.running) {
+    if (sequence.ended) continue;
+    ++sequences_of[sequence.request.client];
+    const int64_t soon = SoonStored(sequence.request, 2 + sequence.rounds_in_flight, snapshot.block_rows);
+    pages -= std::max<int64_t>(PagesFor(soon) - sequence.pages, 0);
+  }
+  std::vector<int64_t> left(snapshot.waiting.size());
+  std::iota(left.begin(), left.end(), 0);
+  std::vector<int64_t> admitted;
+  while (!left.empty() && static_cast<int64_t>(admitted.size()) < snapshot.free_slots) {
+    const auto key = [&](int64_t i) {
+      const ScheduledRequest& request = snapshot.waiting[static_cast<size_t>(i)].request;
+      return std::tuple(!IsOverdue(request), -int64_t{request.priority}, request.emitted_tokens == 0,
+                        sequences_of[request.client], request.arrival);
+    };
+    const auto next =
+        std::min_element(left.begin(), left.end(), [&](int64_t a, int64_t b) { return key(a) < key(b); });
+    const WaitingRequest& waiting = snapshot.waiting[static_cast<size_t>(*next)];
+    const int64_t needed =
+        PagesFor(SoonStored(waiting.request, 2, snapshot.block_rows)) - waiting.cached_pages;
+    if (needed > pages) break;
     pages -= needed;
-    ++admitted;
+    ++sequences_of[waiting.request.client];
+    admitted.push_back(*next);
+    left.erase(next);
   }
   return admitted;
 }
 
 StepPlan PlanStep(const SchedulerSnapshot& snapshot) {
   StepPlan plan;
-  int64_t rows_left = snapshot.max_prefill_rows;
-  for (size_t i = 0; i < snapshot.sequences.size(); ++i) {
-    const ScheduledSequence& sequence = snapshot.sequences[i];
-    const auto index = static_cast<int64_t>(i);
-    if (sequence.room <= 0) continue;
-    const int64_t remaining = sequence.prompt_tokens - sequence.prefilled;
-    if (remaining == 0) {
+  const std::vector<int64_t> order = ByImportance(snapshot.running);
+  const std::vector<int64_t> prefill_rows = SharePrefillRows(snapshot);
+  int64_t free = snapshot.free_pages;
+  std::vector<char> preempted(snapshot.running.size(), 0);
+  size_t last = order.size();  // order[last, ..) have nothing more to give
+  for (size_t n = 0; n < order.size(); ++n) {
+    const int64_t index = order[n];
+    if (preempted[static_cast<size_t>(index)]) continue;
+    const RunningSequence& sequence = snapshot.running[static_cast<size_t>(index)];
+    // What it would run, and how many tokens its stores then may have.
+    int64_t rows = 0, stored = 0;
+    if (InPrompt(sequence)) {
+      rows = prefill_rows[static_cast<size_t>(index)];
+      stored = sequence.stored + rows;
+    } else if (InRefeed(sequence)) {
+      rows = std::min(StoredAtDecode(sequence.request) - sequence.stored, snapshot.block_rows);
+      stored = sequence.stored + rows;
+    } else if (Room(sequence) > 0) {
+      rows = 1;
+      stored = SoonStored(sequence.request, 1 + sequence.rounds_in_flight, snapshot.block_rows);
+    }
+    if (rows == 0) continue;
+    // Its pages: free ones, then those of the least important sequences.
+    const auto lacks = [&] { return PagesFor(stored) - sequence.pages; };
+    while (lacks() > free && last > n + 1) {
+      const auto victim = static_cast<size_t>(order[--last]);
+      if (snapshot.running[victim].pages == 0) continue;
+      free += snapshot.running[victim].released_pages;
+      preempted[victim] = 1;
+      plan.preempt.push_back(order[last]);
+    }
+    if (lacks() > free && InPrompt(sequence)) {
+      stored = (sequence.pages + free) * kPageTokens;
+      rows = std::max<int64_t>(stored - sequence.stored, 0);
+    } else if (lacks() > free) {
+      rows = 0;
+    }
+    if (rows == 0) continue;
+    if (lacks() > 0) {
+      free -= lacks();
+      plan.reserve.push_back({.sequence = index, .tokens = stored});
+    }
+    if (InPrompt(sequence)) {
+      plan.prefill.push_back({.sequence = index, .rows = rows});
+    } else if (InRefeed(sequence)) {
+      plan.refeed.push_back({.sequence = index, .rows = rows});
+    } else {
       // The last row always emits a token of the target's own, so at most room - 1 drafts can be used.
       plan.verify.push_back(
-          {.sequence = index, .max_drafts = std::min(sequence.max_drafts, sequence.room - 1)});
-      continue;
+          {.sequence = index, .max_drafts = std::min(sequence.max_drafts, Room(sequence) - 1)});
     }
-    // A chunk ends on the 64-token grid or at the prompt's end, so that no bit depends on how a prompt was
-    // cut.
-    const int64_t rows = remaining <= rows_left ? remaining : rows_left / kPageTokens * kPageTokens;
-    if (rows == 0) continue;
-    plan.prefill.push_back({.sequence = index, .rows = rows});
-    rows_left -= rows;
   }
+  plan.block_rows = BlockRows(snapshot, plan.verify);
+  for (StepPlan::Verify& member : plan.verify)
+    member.max_drafts = std::min(member.max_drafts, plan.block_rows - 1);
   return plan;
 }
 

@@ -59,7 +59,7 @@ absl::Status RankFollower::Run(const RankPlan& plan) {
   }
   hash_ = plan.hash;
   DFLASH_RETURN_IF_ERROR(ChangeSlots(plan));
-  DFLASH_RETURN_IF_ERROR(RunPrompts(plan));
+  DFLASH_RETURN_IF_ERROR(RunKnownRows(plan));
   DFLASH_RETURN_IF_ERROR(RunRound(plan));
   number_ = plan.number;
   return absl::OkStatus();
@@ -70,15 +70,19 @@ absl::Status RankFollower::ChangeSlots(const RankPlan& plan) {
     if (change.slot < 0 || change.slot >= table_->slots()) {
       return absl::InternalError(absl::StrCat("the leader's slot ", change.slot, " does not exist here"));
     }
-    if (!change.open) {
+    if (change.kind == RankPlan::SlotChange::Kind::kClose) {
       DFLASH_RETURN_IF_ERROR(table_->Close(change.slot));
+      continue;
+    }
+    if (change.kind == RankPlan::SlotChange::Kind::kGrow) {
+      if (absl::Status status = table_->Append(change.slot, change.pages); !status.ok())
+        return absl::InternalError(absl::StrCat("the leader's pages do not fit here: ", status.message()));
       continue;
     }
     DFLASH_ASSIGN_OR_RETURN(const int32_t slot, table_->Open());
     if (slot != change.slot) {
       return absl::InternalError(absl::StrCat("the leader opened slot ", change.slot, ", this rank ", slot));
     }
-    DFLASH_RETURN_IF_ERROR(table_->Reserve(slot, change.reserved_tokens));
     DFLASH_RETURN_IF_ERROR(target_->Open(slot));
     if (drafter_ != nullptr) DFLASH_RETURN_IF_ERROR(drafter_->Open(slot, 0));
     sampling_[static_cast<size_t>(slot)] = change.sampling;
@@ -86,19 +90,21 @@ absl::Status RankFollower::ChangeSlots(const RankPlan& plan) {
   return absl::OkStatus();
 }
 
-absl::Status RankFollower::RunPrompts(const RankPlan& plan) {
+absl::Status RankFollower::RunKnownRows(const RankPlan& plan) {
   StepBatch batch;
+  std::vector<Target::Accepted> refed;
   std::vector<SamplingParams> params;
   std::vector<int64_t> positions;
   SamplingReach reach = SamplingReach::kBest;
   for (const RankPlan::Rows& rows : plan.rows) {
-    if (rows.phase != Phase::kPrefill) continue;
+    if (!rows.known()) continue;
     batch.sequences.push_back({.slot = rows.slot,
-                               .phase = Phase::kPrefill,
+                               .phase = rows.phase,
                                .start_position = rows.start_position,
                                .tokens = rows.tokens,
                                .parents = {},
                                .last_logits = rows.last_logits});
+    if (rows.phase == Phase::kVerify) refed.push_back({.slot = rows.slot, .rows = rows.count});
     if (!rows.last_logits) continue;
     if (rows.slot < 0 || rows.slot >= table_->slots())
       return absl::InternalError(absl::StrCat("the leader's slot ", rows.slot, " does not exist here"));
@@ -111,15 +117,17 @@ absl::Status RankFollower::RunPrompts(const RankPlan& plan) {
   if (!params.empty()) {
     DFLASH_RETURN_IF_ERROR(Upload(sampling_params_, params, *stream_));
     DFLASH_RETURN_IF_ERROR(Upload(positions_, positions, *stream_));
-    DFLASH_RETURN_IF_ERROR(target_->Sample(forward.logits, sampling_params_.As<SamplingParams>(),
+    const ConstMatrixView logits = forward.logits.Rows(0, static_cast<int64_t>(params.size()));
+    DFLASH_RETURN_IF_ERROR(target_->Sample(logits, sampling_params_.As<SamplingParams>(),
                                            positions_.As<int64_t>(), options_.vocabulary, reach,
                                            sampled_.As<int32_t>()));
   }
+  if (!refed.empty()) DFLASH_RETURN_IF_ERROR(target_->Commit(refed));
   if (drafter_ == nullptr) return absl::OkStatus();
   std::vector<Drafter::CommittedRows> committed;
   for (size_t i = 0; i < batch.sequences.size(); ++i) {
     committed.push_back({.slot = batch.sequences[i].slot,
-                         .phase = Phase::kPrefill,
+                         .phase = batch.sequences[i].phase,
                          .first_row = forward.rows[i].first,
                          .row_count = forward.rows[i].count,
                          .start_position = batch.sequences[i].start_position});
@@ -133,7 +141,7 @@ absl::Status RankFollower::RunRound(const RankPlan& plan) {
   int64_t row_count = 0;
   SamplingReach reach = SamplingReach::kBest;
   for (const RankPlan::Rows& rows : plan.rows) {
-    if (rows.phase != Phase::kVerify) continue;
+    if (rows.known()) continue;
     if (rows.slot < 0 || rows.slot >= table_->slots() || rows.count < 1 ||
         rows.count > options_.max_block_rows)
       return absl::InternalError(

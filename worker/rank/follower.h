@@ -49,8 +49,8 @@ class RankFollower {
         communicator_(communicator),
         stream_(stream) {}
   absl::Status ChangeSlots(const RankPlan& plan);
-  // The step's prompt rows: forward, sampling of those that are through, context of the drafter.
-  absl::Status RunPrompts(const RankPlan& plan);
+  // The step's known rows: forward, sampling of new prompts that are through, commit, context of the drafter.
+  absl::Status RunKnownRows(const RankPlan& plan);
   // The step's round: the leader's states, then the same operations on every rank
   // (worker/engine/decode_rounds.cc), with the leader's rows and accepted counts.
   absl::Status RunRound(const RankPlan& plan);

@@ -6,23 +6,29 @@
 
 namespace dflash {
 
-void RankLeader::OnOpen(int32_t slot, int64_t reserved_tokens, const SamplingParams& sampling) {
-  slots_.push_back({.open = true, .slot = slot, .reserved_tokens = reserved_tokens, .sampling = sampling});
+void RankLeader::OnOpen(int32_t slot, const SamplingParams& sampling) {
+  slots_.push_back(
+      {.kind = RankPlan::SlotChange::Kind::kOpen, .slot = slot, .pages = {}, .sampling = sampling});
+}
+
+void RankLeader::OnGrow(int32_t slot, std::vector<int32_t> pages) {
+  slots_.push_back(
+      {.kind = RankPlan::SlotChange::Kind::kGrow, .slot = slot, .pages = std::move(pages), .sampling = {}});
 }
 
 void RankLeader::OnClose(int32_t slot) {
-  slots_.push_back({.open = false, .slot = slot, .reserved_tokens = 0, .sampling = {}});
+  slots_.push_back({.kind = RankPlan::SlotChange::Kind::kClose, .slot = slot, .pages = {}, .sampling = {}});
 }
 
-absl::Status RankLeader::Begin(const std::vector<SequenceRows>& prefill,
-                               const std::vector<VerifyRows>& verify, int64_t draft_sequences) {
+absl::Status RankLeader::Begin(const std::vector<SequenceRows>& known, const std::vector<VerifyRows>& verify,
+                               int64_t draft_sequences) {
   RankPlan plan;
   plan.number = ++number_;
   plan.slots = std::exchange(slots_, {});
   plan.draft_sequences = draft_sequences;
-  for (const SequenceRows& rows : prefill) {
+  for (const SequenceRows& rows : known) {
     plan.rows.push_back({.slot = rows.slot,
-                         .phase = Phase::kPrefill,
+                         .phase = rows.phase,
                          .start_position = rows.start_position,
                          .count = static_cast<int64_t>(rows.tokens.size()),
                          .tokens = rows.tokens,

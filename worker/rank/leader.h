@@ -24,17 +24,18 @@ class PlanSender {
   virtual absl::Status Send(const RankPlan& plan) = 0;
 };
 
-// The engine calls it in this order: OnOpen and OnClose whenever a slot changes hands, then for every step
-// Begin, the target's forward of prompt rows, and when the step verifies ShareStates, the drafter's
-// proposals, ShareRows, the target's verification and sampling, ShareRowCounts, the target's commit. Engine
-// thread only.
+// The engine calls it in this order: OnOpen, OnGrow and OnClose whenever a slot changes hands or gets pages,
+// then for every step Begin, the target's forward of known rows, and when the step verifies ShareStates, the
+// drafter's proposals, ShareRows, the target's verification and sampling, ShareRowCounts, the target's
+// commit. Engine thread only.
 class RankLeader {
  public:
   // Sender, communicator and stream are not owned.
   RankLeader(PlanSender* sender, Communicator* communicator, const Stream& stream)
       : sender_(sender), communicator_(communicator), stream_(&stream) {}
 
-  void OnOpen(int32_t slot, int64_t reserved_tokens, const SamplingParams& sampling);
+  void OnOpen(int32_t slot, const SamplingParams& sampling);
+  void OnGrow(int32_t slot, std::vector<int32_t> pages);
   void OnClose(int32_t slot);
 
   // The rows that one verification may have.
@@ -42,8 +43,9 @@ class RankLeader {
     int32_t slot = 0;
     int64_t max_rows = 0;  // anchor and drafts
   };
-  // Sends the step's plan: `prefill` are the prompt rows at the front of the batch, `verify` what follows.
-  absl::Status Begin(const std::vector<SequenceRows>& prefill, const std::vector<VerifyRows>& verify,
+  // Sends the step's plan: `known` are the rows whose tokens the host knows (RankPlan::Rows), `verify` those
+  // of the round.
+  absl::Status Begin(const std::vector<SequenceRows>& known, const std::vector<VerifyRows>& verify,
                      int64_t draft_sequences);
   // Broadcasts the states of all slots before a round drafts; device memory.
   absl::Status ShareStates(DecodeStates states);

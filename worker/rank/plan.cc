@@ -30,7 +30,9 @@ uint64_t ChainHash(uint64_t previous, const RankPlan& plan) {
   Mixer mixer(previous);
   mixer.Add(plan.number).Add(static_cast<int64_t>(plan.slots.size()));
   for (const RankPlan::SlotChange& change : plan.slots) {
-    mixer.Add(int64_t{change.open}).Add(int64_t{change.slot}).Add(change.reserved_tokens);
+    mixer.Add(static_cast<int64_t>(change.kind)).Add(int64_t{change.slot});
+    mixer.Add(static_cast<int64_t>(change.pages.size()));
+    for (int32_t page : change.pages) mixer.Add(int64_t{page});
     mixer.Add(change.sampling.temperature).Add(int64_t{change.sampling.top_k}).Add(change.sampling.top_p);
     mixer.Add(change.sampling.min_p).Add(change.sampling.seed);
   }

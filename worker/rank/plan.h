@@ -12,29 +12,34 @@
 namespace dflash {
 
 struct RankPlan {
-  // Slots taken and given back since the last plan, in order. Every rank has the same slots and pages, so it
-  // gets the same numbers by the same changes.
+  // What became of slots since the last plan, in order. Every rank has the same slots and gets the same
+  // numbers by the same changes; pages are named, since only rank 0 knows which are free.
   struct SlotChange {
-    bool open = false;
+    enum class Kind : uint8_t { kOpen, kGrow, kClose };
+    Kind kind = Kind::kOpen;
     int32_t slot = 0;
-    int64_t reserved_tokens = 0;  // of an open one: positions that have pages
-    SamplingParams sampling;      // of an open one
+    std::vector<int32_t> pages;  // GROW: behind those that the slot has
+    SamplingParams sampling;     // OPEN
   };
   // The rows of one sequence.
   struct Rows {
     int32_t slot = 0;
     Phase phase = Phase::kPrefill;
-    int64_t start_position = 0;   // PREFILL. VERIFY: 0, positions are the running round's business
-    int64_t count = 0;            // PREFILL: rows. VERIFY: the most that it may use
-    std::vector<int32_t> tokens;  // PREFILL: `count` of them. VERIFY: none
+    // Known rows: those of a prompt, and VERIFY rows of a resumed request, whose emitted tokens are fed again
+    // and all committed. The others are the running round's business: no tokens, position 0.
+    int64_t start_position = 0;
+    int64_t count = 0;            // known rows: how many. Others: the most that the round may use
+    std::vector<int32_t> tokens;  // `count` of known rows
     bool last_logits = false;     // PREFILL
+
+    bool known() const { return !tokens.empty(); }
   };
 
   uint64_t number = 0;  // 1, 2, ...
   uint64_t hash = 0;    // ChainHash(hash of the plan before, this)
   std::vector<SlotChange> slots;
   int64_t draft_sequences = 0;  // for which the drafter proposes before the forward
-  std::vector<Rows> rows;       // in the order of the batch; may be empty in the last plan of a group
+  std::vector<Rows> rows;       // in the order of the batch, known ones first; may be empty in the last plan
 };
 
 // Of everything in the plan but `hash`, and of all plans before it (previous = 0 for the first).

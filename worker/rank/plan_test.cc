@@ -12,8 +12,12 @@ namespace {
 RankPlan Example() {
   RankPlan plan;
   plan.number = 7;
-  plan.slots = {{.open = false, .slot = 1, .reserved_tokens = 0, .sampling = {}},
-                {.open = true, .slot = 1, .reserved_tokens = 300, .sampling = {.temperature = 0.5f}}};
+  using Kind = RankPlan::SlotChange::Kind;
+  plan.slots = {
+      {.kind = Kind::kClose, .slot = 1, .pages = {}, .sampling = {}},
+      {.kind = Kind::kOpen, .slot = 1, .pages = {}, .sampling = {.temperature = 0.5f}},
+      {.kind = Kind::kGrow, .slot = 1, .pages = {4, 9}, .sampling = {}},
+  };
   plan.draft_sequences = 1;
   plan.rows = {{.slot = 1,
                 .phase = Phase::kPrefill,
@@ -39,8 +43,12 @@ TEST(RankPlan, HashSeesEveryChange) {
       [](RankPlan& p) { std::swap(p.slots[0], p.slots[1]); },
       [](RankPlan& p) { p.slots.pop_back(); },
       [](RankPlan& p) { p.slots[0].slot = 2; },
-      [](RankPlan& p) { p.slots[0].open = true; },
-      [](RankPlan& p) { p.slots[1].reserved_tokens = 301; },
+      [](RankPlan& p) { p.slots[0].kind = RankPlan::SlotChange::Kind::kOpen; },
+      [](RankPlan& p) { p.slots[0].kind = RankPlan::SlotChange::Kind::kGrow; },
+      [](RankPlan& p) { p.slots[2].pages[1] = 8; },
+      [](RankPlan& p) { std::swap(p.slots[2].pages[0], p.slots[2].pages[1]); },
+      [](RankPlan& p) { p.slots[2].pages.push_back(0); },
+      [](RankPlan& p) { p.slots[2].pages.clear(); },
       [](RankPlan& p) { p.slots[1].sampling.temperature = 0.25f; },
       [](RankPlan& p) { p.slots[1].sampling.top_k = 1; },
       [](RankPlan& p) { p.slots[1].sampling.top_p = 0.5f; },

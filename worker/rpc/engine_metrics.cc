@@ -25,6 +25,7 @@ EngineMetrics::EngineMetrics(const Options& options) {
   for (const char* part : {"schedule", "draft", "verify", "sample", "commit", "detokenize"}) {
     part_seconds_[part] = &registry_.Histogram(metrics::kEngineStepPartSeconds, {{"part", part}});
   }
+  preemptions_ = &registry_.Counter(metrics::kPreemptions, {{"reason", "pages"}});
   batch_size_ = &registry_.Histogram(metrics::kBatchSize);
   batch_tokens_ = &registry_.Histogram(metrics::kBatchTokens);
   const MetricLabels method = {{"method", kMethod}};
@@ -116,8 +117,9 @@ void EngineMetrics::OnStep(const StepReport& report, const EngineGauges&) {
   part("sample", report.sample_time);
   part("commit", report.commit_time);
   part("detokenize", report.detokenize_time);
+  preemptions_->Increment(static_cast<double>(report.preemptions));
   batch_size_->Observe(static_cast<double>(report.sequences));
-  batch_tokens_->Observe(static_cast<double>(report.prefill_rows + report.verify_rows));
+  batch_tokens_->Observe(static_cast<double>(report.prefill_rows + report.refed_rows + report.verify_rows));
   bool speculated = false;
   for (const RoundReport& round : report.rounds) {
     OnRound(round);

@@ -38,6 +38,7 @@ class EngineMetrics final : public StepObserver {
   std::map<std::string, prometheus::Histogram*> step_seconds_;          // by kind
   std::map<std::string, prometheus::Histogram*> part_seconds_;          // by part
   std::map<std::string, prometheus::Counter*> skipped_;                 // by reason
+  prometheus::Counter* preemptions_;
   prometheus::Histogram* batch_size_;
   prometheus::Histogram* batch_tokens_;
   prometheus::Counter* drafts_;

@@ -91,11 +91,15 @@ TEST(EngineMetrics, KindsOfSteps) {
   report.prefill_rows = 64;
   metrics.OnStep(report, {});
   report.verify_rows = 1;
+  report.refed_rows = 7;
+  report.preemptions = 2;
   metrics.OnStep(report, {});
   const auto samples = Samples(metrics);
   EXPECT_EQ(samples.at("engine_steps_total{exec=eager,kind=prefill,}"), 1);
   EXPECT_EQ(samples.at("engine_steps_total{exec=eager,kind=mixed,}"), 1);
   EXPECT_EQ(samples.at("engine_steps_total{exec=graph,kind=verify,}"), 0);
+  EXPECT_EQ(samples.at("preemptions_total{reason=pages,}"), 2);
+  EXPECT_EQ(samples.at("batch_tokens{}_sum"), 64 + 64 + 7 + 1);
   report.prefill_rows = 0;
   report.captured = true;
   metrics.OnStep(report, {});

@@ -31,6 +31,8 @@ wire::GetGroupInfoResponse ToMessage(const GroupIdentity& identity, int32_t pid)
 GenerationRequest FromMessage(wire::Submit&& submit, absl::Time now) {
   GenerationRequest request;
   request.id = std::move(*submit.mutable_id());
+  request.client = std::move(*submit.mutable_client());
+  request.priority = submit.priority();
   request.prompt_tokens.assign(submit.prompt_tokens().begin(), submit.prompt_tokens().end());
   request.sampling.temperature = submit.temperature();
   request.sampling.top_k = submit.top_k();

@@ -108,11 +108,12 @@ RankPlan SomePlan(uint64_t number) {
   plan.hash = number * 0x123456789abcdefu;
   plan.draft_sequences = 2;
   plan.slots = {
-      {.open = true,
+      {.kind = RankPlan::SlotChange::Kind::kOpen,
        .slot = 1,
-       .reserved_tokens = 640,
+       .pages = {},
        .sampling = {.temperature = 0.5f, .top_k = 20, .top_p = 0.9f, .min_p = 0.1f, .seed = ~uint64_t{0}}},
-      {.open = false, .slot = 2, .reserved_tokens = 0, .sampling = {}}};
+      {.kind = RankPlan::SlotChange::Kind::kGrow, .slot = 1, .pages = {3, 0, 100000}, .sampling = {}},
+      {.kind = RankPlan::SlotChange::Kind::kClose, .slot = 2, .pages = {}, .sampling = {}}};
   plan.rows = {{.slot = 1,
                 .phase = Phase::kPrefill,
                 .start_position = 64,

@@ -11,16 +11,41 @@
 
 namespace dflash {
 
+namespace {
+
+using SlotChangeKind = RankPlan::SlotChange::Kind;
+
+wire::SlotChange::Kind ToMessage(SlotChangeKind kind) {
+  switch (kind) {
+    case SlotChangeKind::kOpen:
+      return wire::SlotChange::KIND_OPEN;
+    case SlotChangeKind::kGrow:
+      return wire::SlotChange::KIND_GROW;
+    case SlotChangeKind::kClose:
+      return wire::SlotChange::KIND_CLOSE;
+  }
+  DFLASH_CHECK(false);
+  return wire::SlotChange::KIND_UNSPECIFIED;
+}
+
+// Anything unknown becomes a plan whose hash does not agree.
+SlotChangeKind FromMessage(wire::SlotChange::Kind kind) {
+  if (kind == wire::SlotChange::KIND_OPEN) return SlotChangeKind::kOpen;
+  return kind == wire::SlotChange::KIND_GROW ? SlotChangeKind::kGrow : SlotChangeKind::kClose;
+}
+
+}  // namespace
+
 wire::RankPlan ToMessage(const RankPlan& plan) {
   wire::RankPlan message;
   message.set_number(plan.number);
   message.set_hash(plan.hash);
   for (const RankPlan::SlotChange& change : plan.slots) {
     wire::SlotChange* slot = message.add_slots();
-    slot->set_open(change.open);
+    slot->set_kind(ToMessage(change.kind));
     slot->set_slot(change.slot);
-    if (!change.open) continue;
-    slot->set_reserved_tokens(change.reserved_tokens);
+    slot->mutable_pages()->Assign(change.pages.begin(), change.pages.end());
+    if (change.kind != RankPlan::SlotChange::Kind::kOpen) continue;
     slot->set_temperature(change.sampling.temperature);
     slot->set_top_k(change.sampling.top_k);
     slot->set_top_p(change.sampling.top_p);
@@ -46,10 +71,10 @@ RankPlan FromMessage(const wire::RankPlan& message) {
   plan.hash = message.hash();
   for (const wire::SlotChange& change : message.slots()) {
     RankPlan::SlotChange& slot = plan.slots.emplace_back();
-    slot.open = change.open();
+    slot.kind = FromMessage(change.kind());
     slot.slot = change.slot();
-    if (!change.open()) continue;
-    slot.reserved_tokens = change.reserved_tokens();
+    slot.pages.assign(change.pages().begin(), change.pages().end());
+    if (slot.kind != RankPlan::SlotChange::Kind::kOpen) continue;
     slot.sampling = {.temperature = change.temperature(),
                      .top_k = change.top_k(),
                      .top_p = change.top_p(),

@@ -105,11 +105,13 @@ absl::StatusOr<TinyPair> LoadTinyPair(const TinyPairOptions& options) {
 
   DFLASH_ASSIGN_OR_RETURN(Stream stream, Stream::Create({.threads = options.threads}));
   pair.stream = std::make_unique<Stream>(std::move(stream));
-  DFLASH_ASSIGN_OR_RETURN(SequenceTable table,
-                          SequenceTable::Create({.slots = options.slots,
-                                                 .pages = options.slots * ((options.max_tokens + 63) / 64),
-                                                 .max_tokens = options.max_tokens},
-                                                *pair.stream));
+  DFLASH_ASSIGN_OR_RETURN(
+      SequenceTable table,
+      SequenceTable::Create(
+          {.slots = options.slots,
+           .pages = options.pages > 0 ? options.pages : options.slots * ((options.max_tokens + 63) / 64),
+           .max_tokens = options.max_tokens},
+          *pair.stream));
   pair.table = std::make_unique<SequenceTable>(std::move(table));
   Target::Options target_options;
   target_options.taps = pair.contract.taps;
@@ -181,11 +183,15 @@ GenerationRequest GoldenRequest(const GoldenPrompt& prompt) {
   return request;
 }
 
+std::unique_ptr<RequestSink> Record(GenerationOutcome* outcome) {
+  return std::make_unique<RecordingSink>(outcome);
+}
+
 absl::StatusOr<std::vector<GenerationOutcome>> RunAll(Engine& engine,
                                                       std::vector<GenerationRequest> requests) {
   std::vector<GenerationOutcome> outcomes(requests.size());
   for (size_t i = 0; i < requests.size(); ++i) {
-    engine.Submit(std::move(requests[i]), std::make_unique<RecordingSink>(&outcomes[i]));
+    engine.Submit(std::move(requests[i]), Record(&outcomes[i]));
   }
   while (true) {
     DFLASH_ASSIGN_OR_RETURN(const bool worked, engine.Step());

@@ -27,6 +27,7 @@ struct TinyPairOptions {
   int64_t slots = 4;
   int64_t max_tokens = 1024;  // per sequence
   int64_t checkpoints = 0;    // of the prefix cache; 0: there is none
+  int64_t pages = 0;          // of all sequences; 0: as many as the slots can need
   std::string target_dir;     // empty: models/tiny-qwen3.6
   std::string draft_dir;      // empty: models/tiny-qwen3.6-dflash
   // Folders with configurations only: weights made from this seed, no tokenizer, all rows of the head are
@@ -113,6 +114,9 @@ struct GenerationOutcome {
 
 // Greedy, stops at the model's end tokens, at most 128 tokens: as the golden outputs were made.
 GenerationRequest GoldenRequest(const GoldenPrompt& prompt);
+
+// A sink that writes down what happens.
+std::unique_ptr<RequestSink> Record(GenerationOutcome* outcome);
 
 // Runs requests to their ends on the calling thread, all submitted at once. Outcomes are in the order of the
 // requests.

@@ -1,0 +1,196 @@
+// Many requests at once: what each of them gets, down to the acceptance of every round, is what it gets
+// alone, whoever arrives, is cancelled or is preempted meanwhile; and nothing is left of any of them.
+// Tests named *Full take long (label slow).
+#include <cstdio>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "worker/testing/company.h"
+#include "worker/testing/tiny_pair.h"
+
+namespace dflash {
+namespace {
+
+using testing::Company;
+using testing::ExpectSameOutcome;
+using testing::GenerationOutcome;
+using testing::LoadTinyPair;
+using testing::MixedRequests;
+using testing::MixedRequestsOptions;
+using testing::RunInCompany;
+using testing::RunOneByOne;
+using testing::StepTotals;
+using testing::TinyPair;
+
+absl::StatusOr<TinyPair> LoadPools(int64_t slots, int64_t pages, int64_t max_tokens = 1024) {
+  testing::TinyPairOptions options;
+  options.slots = slots;
+  options.pages = pages;
+  options.max_tokens = max_tokens;
+  return LoadTinyPair(options);
+}
+
+std::unique_ptr<Engine> MakeEngine(TinyPair& pair, int64_t prefill_rows, StepObserver* observer) {
+  EngineOptions options;
+  options.vocabulary = pair.vocabulary;
+  options.max_prefill_tokens = prefill_rows;
+  options.observer = observer;
+  return *Engine::Create(options, pair.target.get(), pair.drafter.get(), pair.table.get(),
+                         pair.tokenizer.get(), *pair.stream);
+}
+
+void ExpectIdle(const Engine& engine, const TinyPair& pair) {
+  EXPECT_EQ(engine.Gauges().running, 0);
+  EXPECT_EQ(engine.Gauges().waiting, 0);
+  EXPECT_EQ(pair.table->free_slots(), pair.table->slots());
+  EXPECT_EQ(pair.table->free_pages(), pair.table->pages());
+}
+
+// Runs the requests alone, then together over pools in which they do not all fit.
+void CheckCompany(size_t count, uint32_t seed, const MixedRequestsOptions& sizes, int64_t slots,
+                  int64_t pages) {
+  const std::vector<GenerationRequest> requests = MixedRequests(count, seed, sizes);
+  absl::StatusOr<TinyPair> roomy = LoadTinyPair();
+  ASSERT_TRUE(roomy.ok()) << roomy.status();
+  const auto expected = RunOneByOne(*MakeEngine(*roomy, 512, nullptr), requests);
+  ASSERT_TRUE(expected.ok()) << expected.status();
+
+  absl::StatusOr<TinyPair> pair = LoadPools(slots, pages);
+  ASSERT_TRUE(pair.ok()) << pair.status();
+  StepTotals totals;
+  const std::unique_ptr<Engine> engine = MakeEngine(*pair, 128, &totals);
+  const auto actual =
+      RunInCompany(*engine, requests, {.seed = seed, .most_arrivals = 6, .cancelled = count / 4});
+  ASSERT_TRUE(actual.ok()) << actual.status();
+  for (size_t i = 0; i < requests.size(); ++i) {
+    SCOPED_TRACE(requests[i].id);
+    ExpectSameOutcome((*actual)[i], (*expected)[i]);
+  }
+  ExpectIdle(*engine, *pair);
+  std::printf(
+      "%ld steps, %ld mixed; at most %ld sequences; %ld preemptions, %ld rows fed again; %ld of %ld "
+      "drafts accepted\n",
+      totals.steps, totals.mixed_steps, totals.most_running, totals.preemptions, totals.refed_rows,
+      totals.accepted, totals.drafted);
+  EXPECT_GT(totals.mixed_steps, 0);
+  EXPECT_GT(totals.preemptions, 0);
+  EXPECT_GT(totals.refed_rows, 0);
+  EXPECT_GT(totals.accepted, 0);
+  EXPECT_GT(totals.drafted, totals.accepted);
+}
+
+TEST(CompanyTest, ChangesNothing) {
+  CheckCompany(64, 1, {.longest_prompt = 90, .most_tokens = 120}, /*slots=*/64, /*pages=*/14);
+}
+
+TEST(CompanyTest, ChangesNothingFull) {
+  for (uint32_t seed : {2, 3, 4, 5})
+    CheckCompany(64, seed, {.longest_prompt = 700, .most_tokens = 300}, /*slots=*/64, /*pages=*/60);
+}
+
+// The most that fits: every request alone fills the pools, so each one drives the others out.
+TEST(CompanyTest, OneThatNeedsEverythingGetsIt) {
+  absl::StatusOr<TinyPair> pair = LoadPools(3, 3, 192);
+  ASSERT_TRUE(pair.ok()) << pair.status();
+  StepTotals totals;
+  const std::unique_ptr<Engine> engine = MakeEngine(*pair, 64, &totals);
+  std::vector<GenerationRequest> requests = MixedRequests(3, 7, {});
+  for (GenerationRequest& request : requests) {
+    request.prompt_tokens.resize(20, 17);
+    request.max_tokens = 150;
+    request.stop_token_ids.clear();
+    request.stop_strings.clear();
+  }
+  const auto expected = RunOneByOne(*engine, requests);
+  ASSERT_TRUE(expected.ok()) << expected.status();
+  EXPECT_EQ(totals.preemptions, 0);
+  const auto actual = RunInCompany(*engine, requests, {.most_arrivals = 3});
+  ASSERT_TRUE(actual.ok()) << actual.status();
+  for (size_t i = 0; i < requests.size(); ++i) ExpectSameOutcome((*actual)[i], (*expected)[i]);
+  EXPECT_GT(totals.preemptions, 0);
+  ExpectIdle(*engine, *pair);
+}
+
+// Shorter blocks change rounds and no text.
+TEST(CompanyTest, RowsOfARoundAreBounded) {
+  class MostRows final : public StepObserver {
+   public:
+    void OnStep(const StepReport& report, const EngineGauges&) override {
+      most = std::max(most, report.verify_rows);
+      for (const RoundReport& round : report.rounds) accepted += round.accepted;
+    }
+    int64_t most = 0, accepted = 0;
+  };
+  absl::StatusOr<TinyPair> pair = LoadPools(8, 0);
+  ASSERT_TRUE(pair.ok()) << pair.status();
+  const std::vector<GenerationRequest> requests =
+      MixedRequests(8, 9, {.longest_prompt = 100, .most_tokens = 32});
+  const auto expected = RunOneByOne(*MakeEngine(*pair, 512, nullptr), requests);
+  ASSERT_TRUE(expected.ok()) << expected.status();
+  EngineOptions options;
+  options.vocabulary = pair->vocabulary;
+  options.max_verify_rows = 40;
+  for (const bool captured : {false, true}) {
+    MostRows observer;
+    options.captured_rounds = captured;
+    options.observer = &observer;
+    const auto engine = Engine::Create(options, pair->target.get(), pair->drafter.get(), pair->table.get(),
+                                       pair->tokenizer.get(), *pair->stream);
+    ASSERT_TRUE(engine.ok()) << engine.status();
+    const auto actual = testing::RunAll(**engine, requests);
+    ASSERT_TRUE(actual.ok()) << actual.status();
+    for (size_t i = 0; i < requests.size(); ++i) EXPECT_EQ((*actual)[i].tokens, (*expected)[i].tokens) << i;
+    EXPECT_LE(observer.most, 40);
+    EXPECT_GT(observer.most, 24);
+    EXPECT_GT(observer.accepted, 0);
+  }
+}
+
+int64_t ResidentBytes() {
+  std::ifstream file("/proc/self/statm");
+  int64_t total = 0, resident = 0;
+  file >> total >> resident;
+  return resident * 4096;
+}
+
+// Requests come and go in batches; after each one the pools are as they were at the beginning.
+void CheckChurn(int batches, size_t batch) {
+  absl::StatusOr<TinyPair> pair = LoadPools(12, 10);
+  ASSERT_TRUE(pair.ok()) << pair.status();
+  StepTotals totals;
+  const std::unique_ptr<Engine> engine = MakeEngine(*pair, 128, &totals);
+  int64_t before = 0, finished = 0;
+  for (int n = 0; n < batches; ++n) {
+    // The same ones again and again, so that each can be compared with what it got the first time.
+    static std::vector<GenerationOutcome> first;
+    const std::vector<GenerationRequest> requests =
+        MixedRequests(batch, 11, {.longest_prompt = 60, .most_tokens = 80});
+    const auto outcomes = RunInCompany(
+        *engine, requests, {.seed = static_cast<uint32_t>(n), .most_arrivals = 8, .cancelled = batch / 5});
+    ASSERT_TRUE(outcomes.ok()) << outcomes.status();
+    if (n == 0) first = *outcomes;
+    for (size_t i = 0; i < batch; ++i) ExpectSameOutcome((*outcomes)[i], first[i]);
+    finished += static_cast<int64_t>(batch + batch / 5);
+    ExpectIdle(*engine, *pair);
+    if (::testing::Test::HasFailure()) return;
+    if (n == batches / 4) before = ResidentBytes();
+  }
+  const int64_t grown = ResidentBytes() - before;
+  std::printf(
+      "%ld requests in %ld steps, %ld preemptions; resident memory grew by %ld KiB in the last three "
+      "quarters\n",
+      finished, totals.steps, totals.preemptions, grown / 1024);
+  EXPECT_GT(totals.preemptions, 0);
+  EXPECT_GT(totals.accepted, 0);
+  EXPECT_LT(grown, int64_t{4} << 20);
+}
+
+TEST(CompanyTest, ChurnLeavesNothing) { CheckChurn(/*batches=*/4, /*batch=*/25); }
+
+TEST(CompanyTest, ChurnLeavesNothingFull) { CheckChurn(/*batches=*/84, /*batch=*/100); }
+
+}  // namespace
+}  // namespace dflash
