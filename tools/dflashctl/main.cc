@@ -17,7 +17,7 @@ constexpr char kHelp[] =
     "  generate     continue a raw prompt: text or token ids\n"
     "  status       what is served, feature contract, load, speculation\n"
     "  replay FILE  compare outputs and acceptance lengths with golden data\n"
-    "  bench        speed without and with speculation, in one run\n"
+    "  bench        speed without and with speculation, or under load (--mode)\n"
     "\n"
     "  --address HOST:PORT   where dflashd listens (default 127.0.0.1:8500); also after the command\n"
     "  --version, --help     COMMAND --help lists the command's own flags\n"
