@@ -51,6 +51,24 @@ Setter SetNumber(double min, double max, Target* target) {
   };
 }
 
+std::string ToText(int64_t number) { return absl::StrCat(number); }
+std::string ToText(uint64_t number) { return absl::StrCat(number); }
+std::string ToText(double number) {
+  char text[32];
+  return {text, std::to_chars(text, text + sizeof(text), number).ptr};
+}
+const std::string& ToText(const std::string& text) { return text; }
+
+template <typename Target>
+std::function<std::optional<std::string>()> Show(const Target* target) {
+  return [target] { return std::optional<std::string>(ToText(*target)); };
+}
+template <typename Number>
+std::function<std::optional<std::string>()> Show(const std::optional<Number>* target) {
+  return
+      [target] { return target->has_value() ? std::optional<std::string>(ToText(**target)) : std::nullopt; };
+}
+
 }  // namespace
 
 FlagParser::FlagParser(std::string program, std::string summary)
@@ -71,32 +89,62 @@ FlagParser::Flag* FlagParser::Find(std::string_view name) {
 bool FlagParser::Given(std::string_view name) const {
   const Flag* flag = const_cast<FlagParser*>(this)->Find(name);
   DFLASH_CHECK(flag != nullptr);
-  return flag->given;
+  return flag->source != Source::kDefault;
 }
 
 void FlagParser::Text(std::string name, std::string value, std::string help, std::string* target) {
-  Add({std::move(name), std::move(value), std::move(help), *target, SetText(target)});
+  Add({.name = std::move(name),
+       .value = std::move(value),
+       .help = std::move(help),
+       .default_text = *target,
+       .set = SetText(target),
+       .show = Show(target)});
 }
 
 void FlagParser::Integer(std::string name, std::string value, std::string help, int64_t min, int64_t max,
                          int64_t* target) {
-  Add({std::move(name), std::move(value), std::move(help), absl::StrCat(*target),
-       SetInteger(min, max, target)});
+  AddNumber(std::move(name), std::move(value), std::move(help), SetInteger(min, max, target), target);
 }
 
 void FlagParser::Integer(std::string name, std::string value, std::string help, int64_t min, int64_t max,
                          std::optional<int64_t>* target) {
-  Add({std::move(name), std::move(value), std::move(help), "", SetInteger(min, max, target)});
+  AddNumber(std::move(name), std::move(value), std::move(help), SetInteger(min, max, target), target);
 }
 
 void FlagParser::Integer(std::string name, std::string value, std::string help, uint64_t min, uint64_t max,
                          std::optional<uint64_t>* target) {
-  Add({std::move(name), std::move(value), std::move(help), "", SetInteger(min, max, target)});
+  AddNumber(std::move(name), std::move(value), std::move(help), SetInteger(min, max, target), target);
+}
+
+void FlagParser::Number(std::string name, std::string value, std::string help, double min, double max,
+                        double* target) {
+  AddNumber(std::move(name), std::move(value), std::move(help), SetNumber(min, max, target), target);
+}
+
+void FlagParser::Number(std::string name, std::string value, std::string help, double min, double max,
+                        std::optional<double>* target) {
+  AddNumber(std::move(name), std::move(value), std::move(help), SetNumber(min, max, target), target);
+}
+
+template <typename Target>
+void FlagParser::AddNumber(std::string name, std::string value, std::string help,
+                           std::function<absl::Status(const std::string&)> set, Target* target) {
+  const auto show = Show(target);
+  Add({.name = std::move(name),
+       .value = std::move(value),
+       .help = std::move(help),
+       .default_text = show().value_or(""),
+       .set = std::move(set),
+       .show = show,
+       .is_text = false});
 }
 
 void FlagParser::Address(std::string name, std::string help, int min_port, std::string* target) {
-  Add({std::move(name), "HOST:PORT", std::move(help), *target,
-       [target, min_port](const std::string& text) -> absl::Status {
+  Add({.name = std::move(name),
+       .value = "HOST:PORT",
+       .help = std::move(help),
+       .default_text = *target,
+       .set = [target, min_port](const std::string& text) -> absl::Status {
          const auto parsed = SplitHostPort(text);
          if (!parsed.ok() || parsed->second < min_port) {
            return absl::InvalidArgumentError(
@@ -104,44 +152,83 @@ void FlagParser::Address(std::string name, std::string help, int min_port, std::
          }
          *target = text;
          return absl::OkStatus();
-       }});
-}
-
-void FlagParser::Number(std::string name, std::string value, std::string help, double min, double max,
-                        double* target) {
-  Add({std::move(name), std::move(value), std::move(help), absl::StrCat(*target),
-       SetNumber(min, max, target)});
-}
-
-void FlagParser::Number(std::string name, std::string value, std::string help, double min, double max,
-                        std::optional<double>* target) {
-  Add({std::move(name), std::move(value), std::move(help), "", SetNumber(min, max, target)});
+       },
+       .show = Show(target)});
 }
 
 void FlagParser::Switch(std::string name, std::string help, bool* target) {
-  Add({std::move(name), "", std::move(help), "",
-       [target](const std::string&) {
-         *target = true;
+  Add({.name = std::move(name),
+       .value = "",
+       .help = std::move(help),
+       .default_text = "",
+       .set = [target](const std::string& text) -> absl::Status {
+         if (text != "true" && text != "false") return absl::InvalidArgumentError("must be true or false");
+         *target = text == "true";
          return absl::OkStatus();
        },
-       Flag::Kind::kSwitch});
+       .show = [target] { return std::optional<std::string>(*target ? "true" : "false"); },
+       .is_text = false,
+       .kind = Flag::Kind::kSwitch});
 }
 
 void FlagParser::Positional(std::string name, std::string help, std::string* target) {
-  Add({std::move(name), "", std::move(help), "", SetText(target), Flag::Kind::kPositional});
+  Add({.name = std::move(name),
+       .value = "",
+       .help = std::move(help),
+       .default_text = "",
+       .set = SetText(target),
+       .show = Show(target),
+       .kind = Flag::Kind::kPositional});
 }
 
 void FlagParser::Choice(std::string name, std::vector<std::string> choices, std::string help,
                         std::string* target) {
   std::string value = absl::StrJoin(choices, "|");
-  Add({std::move(name), value, std::move(help), *target,
-       [target, value, choices = std::move(choices)](const std::string& text) -> absl::Status {
+  Add({.name = std::move(name),
+       .value = value,
+       .help = std::move(help),
+       .default_text = *target,
+       .set = [target, value, choices = std::move(choices)](const std::string& text) -> absl::Status {
          if (std::find(choices.begin(), choices.end(), text) == choices.end()) {
            return absl::InvalidArgumentError(absl::StrCat("must be one of ", value));
          }
          *target = text;
          return absl::OkStatus();
-       }});
+       },
+       .show = Show(target)});
+}
+
+std::string FlagParser::Nearest(std::string_view name) const {
+  std::vector<std::string> names;
+  for (const Flag& known : flags_) {
+    if (known.kind != Flag::Kind::kPositional) names.push_back(known.name);
+  }
+  return NearestName(std::string(name), names);
+}
+
+absl::Status FlagParser::Set(Source source, std::string_view name, const std::string& value) {
+  Flag* flag = Find(name);
+  if (flag == nullptr || flag->kind == Flag::Kind::kPositional) {
+    const std::string nearest = Nearest(name);
+    return absl::NotFoundError(
+        absl::StrCat("unknown key ", std::string(name),
+                     nearest.empty() ? "" : absl::StrCat(" (did you mean ", nearest, "?)")));
+  }
+  if (absl::Status status = flag->set(value); !status.ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(std::string(name), " ", status.message(), ", not '", value, "'"));
+  }
+  flag->source = source;
+  return absl::OkStatus();
+}
+
+std::vector<FlagParser::Value> FlagParser::Values() const {
+  std::vector<Value> values;
+  for (const Flag& flag : flags_) {
+    if (flag.kind == Flag::Kind::kPositional) continue;
+    values.push_back({flag.name, flag.show(), flag.is_text, flag.source});
+  }
+  return values;
 }
 
 absl::Status FlagParser::Parse(int argc, const char* const* argv, Outcome* outcome) {
@@ -165,24 +252,19 @@ absl::Status FlagParser::Parse(int argc, const char* const* argv, Outcome* outco
     Flag* flag = Find(name);
     if (flag == nullptr || flag->kind == Flag::Kind::kPositional) {
       std::string text = absl::StrCat("unknown flag --", name);
-      std::vector<std::string> names;
-      for (const Flag& known : flags_) {
-        if (known.kind != Flag::Kind::kPositional) names.push_back(known.name);
-      }
-      const std::string nearest = NearestName(name, names);
+      const std::string nearest = Nearest(name);
       if (!nearest.empty()) absl::StrAppend(&text, " (did you mean --", nearest, "?)");
       return absl::InvalidArgumentError(text);
     }
-    if (flag->given) return absl::InvalidArgumentError(absl::StrCat("--", name, " is given twice"));
-    flag->given = true;
-    if (flag->kind == Flag::Kind::kSwitch && equals != std::string::npos) {
-      return absl::InvalidArgumentError(absl::StrCat("--", name, " takes no value"));
+    if (flag->source == Source::kFlag) {
+      return absl::InvalidArgumentError(absl::StrCat("--", name, " is given twice"));
     }
+    flag->source = Source::kFlag;
     std::string value;
-    if (flag->kind == Flag::Kind::kSwitch) {
-      // nothing to read
-    } else if (equals != std::string::npos) {
+    if (equals != std::string::npos) {
       value = argument.substr(equals + 1);
+    } else if (flag->kind == Flag::Kind::kSwitch) {
+      value = "true";
     } else if (i + 1 < argc) {
       value = argv[++i];
     } else {
@@ -194,7 +276,7 @@ absl::Status FlagParser::Parse(int argc, const char* const* argv, Outcome* outco
     }
   }
   for (const Flag& flag : flags_) {
-    if (flag.kind == Flag::Kind::kPositional && !flag.given) {
+    if (flag.kind == Flag::Kind::kPositional && flag.source != Source::kFlag) {
       return absl::InvalidArgumentError(absl::StrCat(flag.name, " is missing"));
     }
   }
@@ -204,8 +286,8 @@ absl::Status FlagParser::Parse(int argc, const char* const* argv, Outcome* outco
 absl::Status FlagParser::TakePositional(const std::string& argument) {
   const bool looks_like_flag = argument.size() > 1 && argument[0] == '-';
   for (Flag& flag : flags_) {
-    if (looks_like_flag || flag.kind != Flag::Kind::kPositional || flag.given) continue;
-    flag.given = true;
+    if (looks_like_flag || flag.kind != Flag::Kind::kPositional || flag.source == Source::kFlag) continue;
+    flag.source = Source::kFlag;
     return flag.set(argument);
   }
   return absl::InvalidArgumentError(absl::StrCat("unexpected argument '", argument, "'"));

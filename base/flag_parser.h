@@ -1,6 +1,6 @@
 // Command line flags of the programs: "--name value", "--name=value", and "--name" alone for switches.
 // Strict: an unknown flag, a flag given twice, a missing or bad value and a stray argument are errors that
-// name the flag.
+// name the flag. Values may also come from elsewhere (a file, the environment): Set().
 #pragma once
 
 #include <cstdint>
@@ -36,7 +36,7 @@ class FlagParser {
               std::optional<double>* target);
   // HOST:PORT with a port in [min_port, 65535] (base/host_port.h).
   void Address(std::string name, std::string help, int min_port, std::string* target);
-  // Takes no value: the target becomes true.
+  // Alone it makes the target true; "--name=true" and "--name=false" say it in full.
   void Switch(std::string name, std::string help, bool* target);
   // An argument without dashes, in the order of registration. Required.
   void Positional(std::string name, std::string help, std::string* target);
@@ -50,8 +50,25 @@ class FlagParser {
   // InvalidArgument: the first thing wrong, naming the flag (and the nearest known name when it is unknown).
   absl::Status Parse(int argc, const char* const* argv, Outcome* outcome);
 
-  // Was the flag on the command line?
+  // Where a value comes from; each counts for more than those before it.
+  enum class Source : uint8_t { kDefault, kFile, kEnvironment, kFlag };
+
+  // Gives a flag a value that does not stand on the command line. Call it before Parse(), lesser sources
+  // first. NotFound, with the nearest known name: no such flag. InvalidArgument, naming the flag: a bad
+  // value.
+  absl::Status Set(Source source, std::string_view name, const std::string& value);
+
+  // Does the flag have another value than its default's, from wherever?
   bool Given(std::string_view name) const;
+
+  // The state of all flags, in the order of registration, positional ones left out.
+  struct Value {
+    std::string name;
+    std::optional<std::string> value;  // nullopt: an optional that is unset
+    bool is_text = true;               // else a number, true or false
+    Source source = Source::kDefault;
+  };
+  std::vector<Value> Values() const;
 
   std::string Help() const;
 
@@ -62,10 +79,16 @@ class FlagParser {
     std::string help;
     std::string default_text;
     std::function<absl::Status(const std::string&)> set;  // its error says what is wrong with the value
+    std::function<std::optional<std::string>()> show;
+    bool is_text = true;
     enum class Kind { kWithValue, kSwitch, kPositional } kind = Kind::kWithValue;
-    bool given = false;
+    Source source = Source::kDefault;
   };
   void Add(Flag flag);
+  template <typename Target>
+  void AddNumber(std::string name, std::string value, std::string help,
+                 std::function<absl::Status(const std::string&)> set, Target* target);
+  std::string Nearest(std::string_view name) const;  // the nearest known name
   Flag* Find(std::string_view name);
   absl::Status TakePositional(const std::string& argument);
 

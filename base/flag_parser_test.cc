@@ -120,9 +120,43 @@ TEST(FlagParser, NamesWhatIsWrongWithSwitchesAndPositionals) {
   EXPECT_EQ(error({"--loud"}), "FILE is missing");
   EXPECT_EQ(error({"x", "y"}), "unexpected argument 'y'");
   EXPECT_EQ(error({"-x"}), "unexpected argument '-x'");
-  EXPECT_EQ(error({"x", "--loud=true"}), "--loud takes no value");
+  EXPECT_EQ(error({"x", "--loud=yes"}), "--loud must be true or false, not 'yes'");
+  EXPECT_EQ(error({"x", "--loud=false"}), "");
   EXPECT_EQ(error({"x", "--loud", "--loud"}), "--loud is given twice");
   EXPECT_EQ(error({"--FILE", "x"}), "unknown flag --FILE");
+}
+
+TEST(FlagParser, ValuesFromElsewhere) {
+  using Source = FlagParser::Source;
+  std::string model = "a";
+  int64_t threads = 3;
+  double share = 0.1;
+  bool loud = true;
+  std::optional<int64_t> seed;
+  FlagParser parser("program", "Does things.");
+  parser.Text("model", "DIR", "Where.", &model);
+  parser.Integer("threads", "N", "How many.", 0, 64, &threads);
+  parser.Number("share", "X", "How much.", 0, 1, &share);
+  parser.Switch("loud", "Says more.", &loud);
+  parser.Integer("seed", "N", "Start.", 0, 9, &seed);
+  ASSERT_TRUE(parser.Set(Source::kFile, "threads", "5").ok());
+  ASSERT_TRUE(parser.Set(Source::kFile, "loud", "false").ok());
+  ASSERT_TRUE(parser.Set(Source::kEnvironment, "threads", "6").ok());
+  ASSERT_TRUE(parser.Set(Source::kEnvironment, "share", "0.5").ok());
+  EXPECT_EQ(parser.Set(Source::kFile, "thread", "5").message(), "unknown key thread (did you mean threads?)");
+  EXPECT_EQ(parser.Set(Source::kFile, "threads", "65").message(),
+            "threads must be a whole number from 0 to 64, not '65'");
+  FlagParser::Outcome outcome;
+  const char* const arguments[] = {"program", "--share=0.25"};
+  ASSERT_TRUE(parser.Parse(2, arguments, &outcome).ok());
+  EXPECT_FALSE(parser.Given("model"));
+  EXPECT_TRUE(parser.Given("threads"));
+  std::string all;
+  for (const FlagParser::Value& value : parser.Values()) {
+    all += value.name + "=" + value.value.value_or("-") + (value.is_text ? "t" : "n") +
+           std::to_string(static_cast<int>(value.source)) + " ";
+  }
+  EXPECT_EQ(all, "model=at0 threads=6n2 share=0.25n3 loud=falsen1 seed=-n0 ");
 }
 
 TEST(FlagParser, HelpAndVersion) {

@@ -13,5 +13,6 @@ find_package(spdlog CONFIG REQUIRED)
 if(DFLASHD_WITH_RPC)
   find_package(gRPC CONFIG REQUIRED)  # after Protobuf; a "Could NOT find c-ares" line is harmless
   find_package(prometheus-cpp CONFIG REQUIRED)
+  find_package(yaml-cpp CONFIG REQUIRED)
   find_package(Boost 1.74 CONFIG REQUIRED COMPONENTS headers)
 endif()

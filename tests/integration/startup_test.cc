@@ -64,6 +64,26 @@ TEST(Startup, BadFlags) {
   EXPECT_THAT(Failure(bad_port), HasSubstr("99999"));
 }
 
+TEST(Startup, ConfigurationFile) {
+  const std::string path =
+      fs::path(::testing::TempDir()) / ("startup_test." + std::to_string(getpid()) + ".yaml");
+  std::ofstream(path) << "max-sequences: 3\nmax-queued-request: 4\n";
+  EXPECT_THAT(Failure(ServerCommand({"--config", path})),
+              HasSubstr(path + ":2: unknown key max-queued-request (did you mean max-queued-requests?)"));
+  std::ofstream(path) << "max-sequences: 3\nmax-queued-requests: 4\n";
+  const Ran ran = RunProgram(ServerCommand({"--config", path, "--print-config"}));
+  EXPECT_EQ(ran.exit_code, 0);
+  EXPECT_THAT(ran.output,
+              AllOf(HasSubstr("max-sequences: 3  # file\n"), HasSubstr("listen: '127.0.0.1:0'  # flag\n")));
+  {
+    Server server({"--config", path});
+    ASSERT_NE(server.channel(), nullptr);
+    EXPECT_EQ(server.ModelInfo().max_sequences(), 3u);
+    EXPECT_EQ(server.Load().max_waiting(), 4u);
+  }
+  fs::remove(path);
+}
+
 TEST(Startup, MissingFolders) {
   EXPECT_THAT(Failure(CommandFor("/nonexistent/model")), HasSubstr("/nonexistent/model"));
   std::vector<std::string> no_drafter = ServerCommand();

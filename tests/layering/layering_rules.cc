@@ -41,7 +41,8 @@ const std::map<std::string, std::map<std::string, Names>>& SubfolderArrows() {
         {"engine", {"cache", "comm", "model", "draft", "rank", "verify"}},
         {"rpc", {"engine", "rank"}}}},
       {"daemon",
-       {{"request", {}},
+       {{"config", {}},
+        {"request", {}},
         {"supervise", {}},
         {"ops", {}},
         {"admission", {"request"}},
@@ -70,6 +71,7 @@ constexpr ForeignRule kForeignRules[] = {
      "base, text and kernels hold no sockets"},
     {R"(^(cuda|cub|cooperative_groups|cublas|mma\.h|nvtx))",
      R"(^(kernels/.*(\.cuh?$|_cuda\.|/cuda/)|tests/))", "CUDA belongs to the CUDA backend in kernels/"},
+    {R"(^yaml-cpp/)", R"(^daemon/config/)", "YAML belongs to the configuration file"},
     {R"(^nccl)", R"(^worker/comm/.*nccl)", "NCCL belongs to its communicator in worker/comm"},
     {R"(^(gtest|gmock)/)", R"(_test\.(cc|cu)$|^tests/|/testing/)", "only tests include the test framework"},
 };

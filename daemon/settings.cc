@@ -1,0 +1,173 @@
+#include "daemon/settings.h"
+
+#include <cctype>
+
+#include "absl/strings/str_cat.h"
+#include "base/flag_parser.h"
+#include "base/regular_file.h"
+#include "base/status.h"
+#include "daemon/config/config_file.h"
+
+namespace dflash {
+namespace {
+
+FlagParser MakeParser(Settings& settings) {
+  FlagParser parser("dflashd", "Serves a large language model with DFlash speculative decoding over gRPC.");
+  parser.Text("config", "FILE", "YAML or JSON file with values for these flags", &settings.config);
+  parser.Switch("print-config", "prints all values and where they come from, and ends",
+                &settings.print_config);
+  parser.Text("model", "DIR", "folder of the target's checkpoint; required", &settings.model);
+  parser.Text("draft-model", "DIR", "folder of the drafter's checkpoint; empty: plain decoding",
+              &settings.draft_model);
+  parser.Address("listen", "where gRPC clients connect; port 0 takes a free one", 0, &settings.listen);
+  parser.Address("ops-listen", "where /metrics, /livez, /readyz are served over HTTP", 0,
+                 &settings.ops_listen);
+  parser.Integer("tp", "N", "tensor-parallel ranks of the worker group", 1, 8, &settings.tp);
+  parser.Integer("groups", "N", "worker groups, each with a whole copy of the model and its own devices", 1,
+                 8, &settings.groups);
+  parser.Choice("communicator", {"auto", "host", "nccl"},
+                "how ranks exchange data; auto: nccl with CUDA, host (shared memory) without",
+                &settings.communicator);
+  parser.Choice("draft-placement", {"rank0", "sharded"}, "which ranks run the drafter",
+                &settings.draft_placement);
+  parser.Switch("share-device", "all ranks use one GPU (tests; needs --communicator host)",
+                &settings.share_device);
+  parser.Integer("rank-timeout", "SECONDS", "after which a rank that makes no progress ends its group", 1,
+                 3600, &settings.rank_timeout_seconds);
+  parser.Integer("formation-timeout", "SECONDS", "until all ranks of a group have found each other", 1, 3600,
+                 &settings.formation_timeout_seconds);
+  parser.Integer("max-restart-delay", "SECONDS", "longest wait before a lost group is started again", 1, 3600,
+                 &settings.max_restart_delay_seconds);
+  parser.Choice("backend", {"auto", "cpu", "cuda"}, "what the worker runs on", &settings.backend);
+  parser.Choice("speculation", {"dflash", "off"}, "what requests get that do not choose",
+                &settings.speculation);
+  parser.Text("model-name", "NAME", "served name; default: the last part of --model", &settings.model_name);
+  parser.Integer("max-queued-requests", "N", "requests that may wait", 1, 1 << 20,
+                 &settings.max_queued_requests);
+  parser.Integer("max-queued-tokens", "N", "prompt tokens of the requests that wait", 1, int64_t{1} << 40,
+                 &settings.max_queued_tokens);
+  parser.Number("max-queue-seconds", "SECONDS", "a request that would wait longer, or has, is refused", 0.001,
+                1e6, &settings.max_queue_seconds);
+  parser.Integer("max-client-requests", "N",
+                 "requests of one client at a time, waiting and running; 0: no bound", 0, 1 << 20,
+                 &settings.max_client_requests);
+  parser.Number("max-client-rate", "N", "requests of one client a second; 0: no bound", 0, 1e6,
+                &settings.max_client_rate);
+  parser.Integer("threads", "N", "CPU threads of the worker; 0: one per core", 0, 256, &settings.threads);
+  parser.Choice("instruction-set", {"auto", "scalar", "avx2", "avx512"},
+                "instructions of the CPU worker; auto: the best that this machine has",
+                &settings.instruction_set);
+  parser.Integer("max-sequences", "N", "requests that run at a time", 1, 1024, &settings.max_sequences);
+  parser.Integer("max-context-tokens", "N", "prompt and output of one request; 0: what the target allows", 0,
+                 int64_t{1} << 30, &settings.max_context_tokens);
+  parser.Integer("cache-tokens", "N", "tokens in the paged caches; 0: max-sequences whole contexts", 0,
+                 int64_t{1} << 40, &settings.cache_tokens);
+  parser.Integer("max-prefill-tokens", "N", "prompt tokens in one step", 64, 65536,
+                 &settings.max_prefill_tokens);
+  parser.Switch("allow-unlisted-config-keys",
+                "accept keys of config.json that docs/config-keys.md does not list",
+                &settings.allow_unlisted_keys);
+  parser.Text("worker", "PATH", "worker program; default: dflash-worker beside this program",
+              &settings.worker);
+  parser.Text("inject-defect", "NAME", "plant a known integration defect (test builds only)",
+              &settings.defect);
+  return parser;
+}
+
+std::string VariableOf(const std::string& key) {
+  std::string name = "DFLASHD_";
+  for (const char c : key)
+    name += c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  return name;
+}
+
+// These say what to do once, and are no part of a configuration.
+bool IsForOneRun(const std::string& key) { return key == "config" || key == "print-config"; }
+
+absl::Status ReadConfigFile(const std::string& path, FlagParser* parser) {
+  DFLASH_ASSIGN_OR_RETURN(const std::string text, ReadFile(path, kMaxConfigBytes));
+  DFLASH_ASSIGN_OR_RETURN(const std::vector<ConfigEntry> entries, ParseConfig(text, path));
+  for (const ConfigEntry& entry : entries) {
+    const absl::Status set =
+        IsForOneRun(entry.key)
+            ? absl::InvalidArgumentError(absl::StrCat(entry.key, " has no place in a file"))
+            : parser->Set(FlagParser::Source::kFile, entry.key, entry.value);
+    if (!set.ok()) {
+      return absl::InvalidArgumentError(absl::StrCat(entry.place, ": ", std::string(set.message())));
+    }
+  }
+  return absl::OkStatus();
+}
+
+const char* Words(FlagParser::Source source) {
+  switch (source) {
+    case FlagParser::Source::kDefault:
+      return "default";
+    case FlagParser::Source::kFile:
+      return "file";
+    case FlagParser::Source::kEnvironment:
+      return "environment";
+    case FlagParser::Source::kFlag:
+      return "flag";
+  }
+  return "";
+}
+
+// As a YAML string, in quotes.
+std::string Quoted(const std::string& text) {
+  std::string quoted = "'";
+  for (const char c : text) quoted += c == '\'' ? "''" : std::string(1, c);
+  return quoted + "'";
+}
+
+// A configuration file that says the same.
+std::string PrintConfig(const FlagParser& parser) {
+  std::string text = "# dflashd " DFLASHD_VERSION
+                     ". A flag counts for more than the environment (DFLASHD_NAME), that for more than the "
+                     "file, that for more\n"
+                     "# than the default; behind each value stands which of them it comes from.\n";
+  for (const FlagParser::Value& value : parser.Values()) {
+    if (IsForOneRun(value.name) || !value.value.has_value()) continue;
+    absl::StrAppend(&text, value.name, ": ", value.is_text ? Quoted(*value.value) : *value.value, "  # ",
+                    Words(value.source), "\n");
+  }
+  return text;
+}
+
+}  // namespace
+
+absl::StatusOr<CommandLine> ReadSettings(
+    int argc, const char* const* argv,
+    const std::function<std::optional<std::string>(const std::string& name)>& environment) {
+  FlagParser::Outcome outcome = FlagParser::Outcome::kRun;
+  std::string path;
+  {
+    // By themselves first: they name the file, and help is there whatever else is wrong.
+    Settings flags_only;
+    FlagParser parser = MakeParser(flags_only);
+    DFLASH_RETURN_IF_ERROR(parser.Parse(argc, argv, &outcome));
+    if (outcome == FlagParser::Outcome::kHelp) return CommandLine{{}, parser.Help()};
+    if (outcome == FlagParser::Outcome::kVersion) return CommandLine{{}, "dflashd " DFLASHD_VERSION "\n"};
+    path = flags_only.config.empty() ? environment(VariableOf("config")).value_or("") : flags_only.config;
+  }
+  CommandLine result;
+  FlagParser parser = MakeParser(result.settings);
+  if (!path.empty()) DFLASH_RETURN_IF_ERROR(ReadConfigFile(path, &parser));
+  for (const FlagParser::Value& known : parser.Values()) {
+    if (IsForOneRun(known.name)) continue;
+    const std::string variable = VariableOf(known.name);
+    const std::optional<std::string> value = environment(variable);
+    if (!value.has_value()) continue;
+    if (const absl::Status set = parser.Set(FlagParser::Source::kEnvironment, known.name, *value);
+        !set.ok()) {
+      return absl::InvalidArgumentError(absl::StrCat(variable, ": ", set.message()));
+    }
+  }
+  DFLASH_RETURN_IF_ERROR(parser.Parse(argc, argv, &outcome));
+  result.settings.config = path;
+  result.settings.speculation_given = parser.Given("speculation");
+  if (result.settings.print_config) result.text = PrintConfig(parser);
+  return result;
+}
+
+}  // namespace dflash

@@ -1,0 +1,62 @@
+// Everything that can be set in dflashd. Each key is a flag ("--max-queued-requests 8"), an environment
+// variable
+// ("DFLASHD_MAX_QUEUED_REQUESTS=8") and a line of the configuration file ("max-queued-requests: 8"); a flag
+// counts for more than the environment, the environment for more than the file, the file for more than the
+// default. Secrets are never values: keys name the files that hold them.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "absl/status/statusor.h"
+
+namespace dflash {
+
+struct Settings {
+  std::string config;  // the file
+  bool print_config = false;
+  std::string model, draft_model;
+  std::string listen = "127.0.0.1:8500";
+  std::string ops_listen = "127.0.0.1:8503";
+  int64_t tp = 1;
+  int64_t rank_timeout_seconds = 60;
+  int64_t formation_timeout_seconds = 60;
+  int64_t max_restart_delay_seconds = 60;
+  std::string communicator = "auto";
+  std::string draft_placement = "rank0";
+  bool share_device = false;
+  std::string backend = "auto";
+  std::string speculation = "dflash";
+  bool speculation_given = false;  // not the default
+  std::string worker;              // empty: beside this program
+  std::string model_name;
+  int64_t max_queued_requests = 256;
+  int64_t max_queued_tokens = 1 << 20;
+  double max_queue_seconds = 120;
+  int64_t max_client_requests = 0;
+  double max_client_rate = 0;
+  int64_t groups = 1;
+  // Handed to the worker.
+  std::string instruction_set = "auto";
+  int64_t threads = 0, max_sequences = 8, max_context_tokens = 0, cache_tokens = 0, max_prefill_tokens = 512;
+  bool allow_unlisted_keys = false;
+  std::string defect;
+};
+
+struct CommandLine {
+  Settings settings;
+  std::optional<std::string> text;  // to print instead of running: help, version, --print-config
+};
+
+// Reads the flags, the environment, and the file that --config or DFLASHD_CONFIG names. `environment` returns
+// a variable's value. All values are checked, also those that another source overrides; whether they fit
+// together and whether the files exist is not. Variables that begin with DFLASHD_ and name no key are let be
+// (Kubernetes makes such for a service of that name). InvalidArgument: names flag, variable, or file and
+// line; a key that does not exist; errors of ParseConfig and ReadFile.
+absl::StatusOr<CommandLine> ReadSettings(
+    int argc, const char* const* argv,
+    const std::function<std::optional<std::string>(const std::string& name)>& environment);
+
+}  // namespace dflash

@@ -1,0 +1,110 @@
+#include "daemon/settings.h"
+
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <map>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace dflash {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+class SettingsTest : public ::testing::Test {
+ protected:
+  ~SettingsTest() override { std::filesystem::remove(path_); }
+  void WriteFile(const std::string& text) { std::ofstream(path_) << text; }
+  absl::StatusOr<CommandLine> Read(std::vector<const char*> arguments) {
+    arguments.insert(arguments.begin(), "dflashd");
+    return ReadSettings(static_cast<int>(arguments.size()), arguments.data(),
+                        [this](const std::string& name) -> std::optional<std::string> {
+                          const auto found = environment_.find(name);
+                          return found == environment_.end() ? std::nullopt : std::optional(found->second);
+                        });
+  }
+  std::string Error(const std::vector<const char*>& arguments) {
+    return std::string(Read(arguments).status().message());
+  }
+
+  const std::string path_ = ::testing::TempDir() + "settings_test." + std::to_string(getpid()) + ".yaml";
+  std::map<std::string, std::string> environment_;
+};
+
+TEST_F(SettingsTest, AFlagBeatsTheEnvironmentWhichBeatsTheFile) {
+  WriteFile("tp: 2\nthreads: 2\nmax-sequences: 2\nmodel: /file\nspeculation: 'off'\n");
+  environment_ = {{"DFLASHD_CONFIG", path_},
+                  {"DFLASHD_THREADS", "3"},
+                  {"DFLASHD_MAX_SEQUENCES", "3"},
+                  {"DFLASHD_SERVICE_HOST", "10.0.0.1"}};
+  const auto read = Read({"--max-sequences", "4"});
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(read->settings.tp, 2);
+  EXPECT_EQ(read->settings.threads, 3);
+  EXPECT_EQ(read->settings.max_sequences, 4);
+  EXPECT_EQ(read->settings.groups, 1);
+  EXPECT_EQ(read->settings.model, "/file");
+  EXPECT_TRUE(read->settings.speculation_given);
+  EXPECT_EQ(read->text, std::nullopt);
+  // Another file than the environment names.
+  EXPECT_THAT(Error({"--config", "/nonexistent.yaml"}), HasSubstr("/nonexistent.yaml"));
+}
+
+TEST_F(SettingsTest, PrintConfigSaysWhereValuesComeFromAndCanBeReadAgain) {
+  WriteFile("tp: 2\nmodel: \"it's: a # model\"\n");
+  environment_ = {{"DFLASHD_THREADS", "3"}};
+  const auto read = Read({"--config", path_.c_str(), "--print-config", "--max-queue-seconds", "0.1"});
+  ASSERT_TRUE(read.ok()) << read.status();
+  ASSERT_TRUE(read->text.has_value());
+  EXPECT_THAT(*read->text,
+              AllOf(HasSubstr("\ntp: 2  # file\n"), HasSubstr("\nthreads: 3  # environment\n"),
+                    HasSubstr("\nmax-queue-seconds: 0.1  # flag\n"), HasSubstr("\ngroups: 1  # default\n"),
+                    HasSubstr("\nshare-device: false  # default\n"),
+                    HasSubstr("\nmodel: 'it''s: a # model'  # file\n")));
+  environment_.clear();
+  WriteFile(*read->text);
+  const auto again = Read({"--config", path_.c_str(), "--print-config"});
+  ASSERT_TRUE(again.ok()) << again.status();
+  std::string expected = *read->text;
+  for (const char* source : {"# flag\n", "# environment\n", "# default\n"}) {
+    for (size_t at; (at = expected.find(source)) != std::string::npos;) {
+      expected.replace(at, std::string(source).size(), "# file\n");
+    }
+  }
+  EXPECT_EQ(*again->text, expected);
+}
+
+TEST_F(SettingsTest, WhatIsWrongIsNamedWithItsPlace) {
+  const auto file_error = [&](const std::string& text) {
+    WriteFile(text);
+    return Error({"--config", path_.c_str()});
+  };
+  EXPECT_THAT(file_error("tp: 2\nthread: 2\n"),
+              HasSubstr(path_ + ":2: unknown key thread (did you mean threads?)"));
+  EXPECT_THAT(file_error("tp: many\n"),
+              HasSubstr(path_ + ":1: tp must be a whole number from 1 to 8, not 'many'"));
+  EXPECT_THAT(file_error("share-device: yes\n"), HasSubstr("share-device must be true or false, not 'yes'"));
+  EXPECT_THAT(file_error("config: x\n"), HasSubstr("config has no place in a file"));
+  EXPECT_THAT(file_error("listen: 8500\n"), HasSubstr("listen must be HOST:PORT"));
+  EXPECT_THAT(file_error("{\"tp\": 0}"), HasSubstr("tp must be"));
+  // Also what another source overrides.
+  WriteFile("tp: 0\n");
+  EXPECT_THAT(Error({"--config", path_.c_str(), "--tp", "2"}), HasSubstr("tp must be"));
+  environment_ = {{"DFLASHD_TP", "x"}};
+  EXPECT_THAT(Error({"--tp", "2"}), HasSubstr("DFLASHD_TP: tp must be"));
+}
+
+TEST_F(SettingsTest, HelpIsThereWhateverElseIsWrong) {
+  environment_ = {{"DFLASHD_TP", "x"}, {"DFLASHD_CONFIG", "/nonexistent"}};
+  const auto read = Read({"--help"});
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_THAT(read->text.value_or(""), HasSubstr("--print-config"));
+  EXPECT_THAT(Read({"--version"})->text.value_or(""), HasSubstr("dflashd "));
+}
+
+}  // namespace
+}  // namespace dflash
