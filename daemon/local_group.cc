@@ -186,6 +186,7 @@ class LocalGroup::Impl final : public Group, public GroupEvents {
       }
       DFLASH_ASSIGN_OR_RETURN(std::unique_ptr<ChildProcess> child,
                               ChildProcess::Start(command, [this, rank](const ExitReport& report) {
+                                LogExit(rank, report);
                                 absl::MutexLock lock(&mutex_);
                                 exits_.push_back({rank, report});
                               }));
@@ -194,6 +195,14 @@ class LocalGroup::Impl final : public Group, public GroupEvents {
       children_.push_back(std::move(child));
     }
     return absl::OkStatus();
+  }
+
+  // Every end of every process, also of one that we killed: what "lost" means is told from these lines.
+  void LogExit(size_t rank, const ExitReport& report) const {
+    const bool orderly = !report.by_signal && report.code == 0;
+    spdlog::log(orderly ? spdlog::level::info : spdlog::level::warn, "group {}: process {}{} {}",
+                options_.name, report.pid,
+                options_.commands.size() > 1 ? absl::StrCat(", rank ", rank, ",") : "", report.ToString());
   }
 
   // Waits for the end of this life; false when it was asked for. A life that could not begin has ended.

@@ -80,6 +80,7 @@ void ChildProcess::Watch() {
     exited_ = true;
   }
   ExitReport report;
+  report.pid = pid_;
   report.by_signal = info.si_code != CLD_EXITED;
   report.code = info.si_status;
   on_exit_(report);

@@ -16,6 +16,7 @@ namespace dflash {
 
 // How a process ended.
 struct ExitReport {
+  int pid = 0;
   bool by_signal = false;
   int code = 0;  // exit code or signal number
 

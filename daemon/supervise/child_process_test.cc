@@ -44,6 +44,7 @@ TEST(ChildProcess, ReportsItsExitCode) {
   Child child("exit 65");
   const ExitReport report = child.WaitReport();
   EXPECT_FALSE(report.by_signal);
+  EXPECT_EQ(report.pid, child.process->pid());
   EXPECT_EQ(report.code, 65);
   EXPECT_EQ(report.ToString(), "exited with code 65");
   EXPECT_TRUE(child.process->WaitExit(absl::Seconds(60)));
