@@ -58,15 +58,15 @@ void CopyTokens(const float* from, int64_t head_dim, int64_t first, int64_t end,
             to + values + first * padded_dim);
 }
 
-// Where the key blocks of one segment lie: block b is at blocks[kv_head * block_count + b - first_block].
+// Where the keys of one segment lie, block by block of the position grid.
 struct SegmentKeys {
   int64_t context_start = 0;
   int64_t first_block = 0;
   int64_t block_count = 0;
   int64_t first_own_block = 0;  // from here on a block holds rows of the segment and is assembled
   std::vector<int64_t> pages;   // per block that has keys in a page; -1: all its keys are the segment's rows
-  std::vector<const float*> blocks;
-  std::unique_ptr<float[]> own;  // the assembled blocks, [kv_heads, own blocks, KeyBlockFloats]
+
+  int64_t own_blocks() const { return first_block + block_count - first_own_block; }
 };
 
 // First and end of what a query at `position` of the segment sees.
@@ -99,27 +99,16 @@ absl::StatusOr<SegmentKeys> LocateKeys(const Segment& segment, int64_t context_s
     }
     keys.pages.push_back(page);
   }
-  const int64_t own_blocks = keys.first_block + keys.block_count - keys.first_own_block;
-  keys.own.reset(new float[static_cast<size_t>(pool.kv_heads * own_blocks * KeyBlockFloats(pool.head_dim))]);
-  for (int64_t head = 0; head < pool.kv_heads; ++head) {
-    for (int64_t i = 0; i < keys.block_count; ++i) {
-      const int64_t own = keys.first_block + i - keys.first_own_block;
-      keys.blocks.push_back(own < 0
-                                ? BlockOf(pool, keys.pages[static_cast<size_t>(i)], head)
-                                : keys.own.get() + (head * own_blocks + own) * KeyBlockFloats(pool.head_dim));
-    }
-  }
   return keys;
 }
 
-// Fills the blocks that hold rows of the segment, for one KV head. Tokens that no query sees stay unwritten.
-void AssembleBlocks(const Segment& segment, const SegmentKeys& keys, ConstMatrixView k, ConstMatrixView v,
-                    const KeyValuePool& pool, int64_t head) {
+// Fills the blocks that hold rows of the segment, for one KV head: `own` [own_blocks, KeyBlockFloats]. Tokens
+// that no query sees stay unwritten.
+void AssembleBlocks(const Segment& segment, const SegmentKeys& keys, const ConstMatrixView& k,
+                    const ConstMatrixView& v, const KeyValuePool& pool, int64_t head, float* own) {
   const int64_t dim = pool.head_dim, end = segment.start_position + segment.row_count;
   for (int64_t b = keys.first_own_block; b < keys.first_block + keys.block_count; ++b) {
-    float* block = keys.own.get() + (head * (keys.first_block + keys.block_count - keys.first_own_block) + b -
-                                     keys.first_own_block) *
-                                        KeyBlockFloats(dim);
+    float* block = own + (b - keys.first_own_block) * KeyBlockFloats(dim);
     const int64_t page = keys.pages[static_cast<size_t>(b - keys.first_block)];
     const int64_t first = std::max(b * kKeyBlock, keys.context_start);
     if (page >= 0 && first < segment.start_position) {
@@ -134,12 +123,44 @@ void AssembleBlocks(const Segment& segment, const SegmentKeys& keys, ConstMatrix
   }
 }
 
+// All blocks of one KV head, with what AssembleBlocks has made.
+void FindBlocks(const SegmentKeys& keys, const KeyValuePool& pool, int64_t head, const float* own,
+                std::vector<const float*>& blocks) {
+  blocks.clear();
+  for (int64_t i = 0; i < keys.block_count; ++i) {
+    const int64_t at = keys.first_block + i - keys.first_own_block;
+    blocks.push_back(at < 0 ? BlockOf(pool, keys.pages[static_cast<size_t>(i)], head)
+                            : own + at * KeyBlockFloats(pool.head_dim));
+  }
+}
+
 // Queries of rows [first_row, first_row + row_count) of a segment that read one KV head.
 struct Part {
   int64_t segment;
   int64_t kv_head;
   int64_t first_row;
   int64_t row_count;
+};
+
+// Memory that a thread uses again from call to call.
+class Floats {
+ public:
+  float* AtLeast(int64_t count) {
+    if (count > size_) {
+      memory_.reset(new float[static_cast<size_t>(count)]);
+      size_ = count;
+    }
+    return memory_.get();
+  }
+
+ private:
+  std::unique_ptr<float[]> memory_;
+  int64_t size_ = 0;
+};
+struct ThreadScratch {
+  std::vector<AttentionQuery> queries;
+  std::vector<const float*> blocks;
+  Floats floats, own;
 };
 
 }  // namespace
@@ -206,7 +227,7 @@ absl::Status Attention(ConstMatrixView q, ConstMatrixView block_k, ConstMatrixVi
   const int64_t group = q.cols / (pool.kv_heads * dim);
 
   std::vector<SegmentKeys> keys(static_cast<size_t>(segments.count));
-  int64_t total_rows = 0;
+  int64_t total_rows = 0, most_rows = 0;
   for (int64_t i = 0; i < segments.count; ++i) {
     const Segment& segment = segments.data[i];
     if (segment.row_count == 0) continue;
@@ -219,19 +240,69 @@ absl::Status Attention(ConstMatrixView q, ConstMatrixView block_k, ConstMatrixVi
     DFLASH_ASSIGN_OR_RETURN(keys[static_cast<size_t>(i)],
                             LocateKeys(segment, context_start, mask, table, pool));
     total_rows += segment.row_count;
+    most_rows = std::max<int64_t>(most_rows, segment.row_count);
   }
-  ParallelFor(stream, segments.count * pool.kv_heads, 1, [&](int64_t begin, int64_t end) {
+
+  const auto attend = ForCurrentInstructionSet(AttendScalar, AttendAvx2, AttendAvx512);
+  const auto run = [&](const Part& part, const float* own, ThreadScratch& scratch) {
+    const Segment& segment = segments.data[part.segment];
+    const SegmentKeys& located = keys[static_cast<size_t>(part.segment)];
+    scratch.queries.clear();
+    for (int64_t t = part.first_row; t < part.first_row + part.row_count; ++t) {
+      AttentionQuery query = VisibleKeys(segment, located.context_start, mask, segment.start_position + t);
+      for (int64_t head = part.kv_head * group; head < (part.kv_head + 1) * group; ++head) {
+        query.q = q.Row<float>(segment.first_row + t) + head * dim;
+        query.out = out.Row<float>(segment.first_row + t) + head * dim;
+        scratch.queries.push_back(query);
+      }
+    }
+    FindBlocks(located, pool, part.kv_head, own, scratch.blocks);
+    const auto count = static_cast<int64_t>(scratch.queries.size());
+    attend({.head_dim = dim,
+            .scale = scale,
+            .queries = scratch.queries.data(),
+            .query_count = count,
+            .blocks = scratch.blocks.data(),
+            .first_block = located.first_block,
+            .scratch = scratch.floats.AtLeast(count * AttentionScratchFloats(dim))});
+  };
+  const int64_t heads = segments.count * pool.kv_heads, threads = ThreadsOf(stream).threads();
+  if (heads >= threads && most_rows * group <= kMaxQueriesPerTask) {
+    // Enough heads for all threads, and each is small: a thread takes a KV head as a whole, and what it
+    // assembles never leaves its caches.
+    ParallelFor(stream, heads, 1, [&](int64_t begin, int64_t end) {
+      thread_local ThreadScratch scratch;
+      for (int64_t item = begin; item < end; ++item) {
+        const int64_t i = item / pool.kv_heads, head = item % pool.kv_heads;
+        const Segment& segment = segments.data[i];
+        if (segment.row_count == 0) continue;
+        const SegmentKeys& located = keys[static_cast<size_t>(i)];
+        float* const own = scratch.own.AtLeast(located.own_blocks() * KeyBlockFloats(dim));
+        AssembleBlocks(segment, located, block_k, block_v, pool, head, own);
+        run({i, head, 0, segment.row_count}, own, scratch);
+      }
+    });
+    return absl::OkStatus();
+  }
+
+  // First the blocks of all heads, then parts of their rows: small enough to feed all threads and large
+  // enough to share the reading of a block.
+  std::vector<int64_t> own_of(static_cast<size_t>(heads) + 1);
+  for (int64_t item = 0; item < heads; ++item) {
+    const size_t i = static_cast<size_t>(item / pool.kv_heads);
+    const int64_t blocks = segments.data[i].row_count == 0 ? 0 : keys[i].own_blocks();
+    own_of[static_cast<size_t>(item) + 1] = own_of[static_cast<size_t>(item)] + blocks * KeyBlockFloats(dim);
+  }
+  const std::unique_ptr<float[]> own(new float[static_cast<size_t>(own_of.back())]);
+  ParallelFor(stream, heads, 1, [&](int64_t begin, int64_t end) {
     for (int64_t item = begin; item < end; ++item) {
       const int64_t i = item / pool.kv_heads;
       if (segments.data[i].row_count == 0) continue;
       AssembleBlocks(segments.data[i], keys[static_cast<size_t>(i)], block_k, block_v, pool,
-                     item % pool.kv_heads);
+                     item % pool.kv_heads, own.get() + own_of[static_cast<size_t>(item)]);
     }
   });
-
-  // Parts are cut small enough to feed all threads and large enough to share the reading of a block.
-  const int64_t wanted = 4 * ThreadsOf(stream).threads();
-  const int64_t part_rows = std::clamp<int64_t>(total_rows * pool.kv_heads / wanted, 1,
+  const int64_t part_rows = std::clamp<int64_t>(total_rows * pool.kv_heads / (4 * threads), 1,
                                                 std::max<int64_t>(1, kMaxQueriesPerTask / group));
   std::vector<Part> parts;
   for (int64_t i = 0; i < segments.count; ++i) {
@@ -242,31 +313,12 @@ absl::Status Attention(ConstMatrixView q, ConstMatrixView block_k, ConstMatrixVi
       }
     }
   }
-  const auto attend = ForCurrentInstructionSet(AttendScalar, AttendAvx2, AttendAvx512);
   ParallelFor(stream, static_cast<int64_t>(parts.size()), 1, [&](int64_t begin, int64_t end) {
-    std::vector<AttentionQuery> queries;
-    const std::unique_ptr<float[]> scratch(
-        new float[static_cast<size_t>(part_rows * group * AttentionScratchFloats(dim))]);
+    thread_local ThreadScratch scratch;
     for (int64_t item = begin; item < end; ++item) {
       const Part& part = parts[static_cast<size_t>(item)];
-      const Segment& segment = segments.data[part.segment];
-      const SegmentKeys& located = keys[static_cast<size_t>(part.segment)];
-      queries.clear();
-      for (int64_t t = part.first_row; t < part.first_row + part.row_count; ++t) {
-        AttentionQuery query = VisibleKeys(segment, located.context_start, mask, segment.start_position + t);
-        for (int64_t head = part.kv_head * group; head < (part.kv_head + 1) * group; ++head) {
-          query.q = q.Row<float>(segment.first_row + t) + head * dim;
-          query.out = out.Row<float>(segment.first_row + t) + head * dim;
-          queries.push_back(query);
-        }
-      }
-      attend({.head_dim = dim,
-              .scale = scale,
-              .queries = queries.data(),
-              .query_count = static_cast<int64_t>(queries.size()),
-              .blocks = located.blocks.data() + part.kv_head * located.block_count,
-              .first_block = located.first_block,
-              .scratch = scratch.get()});
+      run(part, own.get() + own_of[static_cast<size_t>(part.segment * pool.kv_heads + part.kv_head)],
+          scratch);
     }
   });
   return absl::OkStatus();

@@ -45,7 +45,7 @@ DFLASH_SIMD_INLINE float Exponentials(float* scores, KeyRange range, float scale
 }
 
 // Rows that go through a block together.
-inline constexpr int64_t kRowsAtOnce = 4;
+inline constexpr int64_t kRowsAtOnce = 8;
 
 // The ranges of up to kRowsAtOnce queries in a block, and what all of them see (empty when first >= end).
 struct KeyRanges {
@@ -68,29 +68,37 @@ DFLASH_SIMD_INLINE float AddRange(float sum, const float* weights, int64_t first
   return sum;
 }
 
-// sums[r] = the sum of weights[r] over the query's range, ascending. The common keys of four queries are
+// sums[r] = the sum of weights[r] over the query's range, ascending. The common keys of kCount queries are
 // added in turns: one sum alone waits for every addition.
-DFLASH_SIMD_INLINE void Sums(const KeyRanges& ranges, int64_t count, const float* weights, float* sums) {
-  const KeyRange common = ranges.common;
-  if (count < kRowsAtOnce || common.first >= common.end) {
-    for (int64_t r = 0; r < count; ++r) {
-      sums[r] = AddRange(0, weights + r * kKeyBlock, ranges.of[r].first, ranges.of[r].end);
-    }
-    return;
-  }
-  float sum[kRowsAtOnce];
-#pragma GCC unroll 4
-  for (int64_t r = 0; r < kRowsAtOnce; ++r) {
-    sum[r] = AddRange(0, weights + r * kKeyBlock, ranges.of[r].first, common.first);
+template <int kCount>
+DFLASH_SIMD_INLINE void SumsTogether(const KeyRange* ranges, KeyRange common, const float* weights,
+                                     float* sums) {
+  float sum[kCount];
+#pragma GCC unroll 8
+  for (int r = 0; r < kCount; ++r) {
+    sum[r] = AddRange(0, weights + r * kKeyBlock, ranges[r].first, common.first);
   }
   for (int64_t j = common.first; j < common.end; ++j) {
-#pragma GCC unroll 4
-    for (int64_t r = 0; r < kRowsAtOnce; ++r) sum[r] += weights[r * kKeyBlock + j];
+#pragma GCC unroll 8
+    for (int r = 0; r < kCount; ++r) sum[r] += weights[r * kKeyBlock + j];
   }
-#pragma GCC unroll 4
-  for (int64_t r = 0; r < kRowsAtOnce; ++r) {
-    sums[r] = AddRange(sum[r], weights + r * kKeyBlock, common.end, ranges.of[r].end);
+#pragma GCC unroll 8
+  for (int r = 0; r < kCount; ++r) {
+    sums[r] = AddRange(sum[r], weights + r * kKeyBlock, common.end, ranges[r].end);
   }
+}
+
+DFLASH_SIMD_INLINE void Sums(const KeyRanges& ranges, int64_t count, const float* weights, float* sums) {
+  int64_t r = 0;
+  if (ranges.common.first < ranges.common.end) {
+    for (; r + 8 <= count; r += 8)
+      SumsTogether<8>(ranges.of + r, ranges.common, weights + r * kKeyBlock, sums + r);
+    for (; r + 4 <= count; r += 4)
+      SumsTogether<4>(ranges.of + r, ranges.common, weights + r * kKeyBlock, sums + r);
+    for (; r + 2 <= count; r += 2)
+      SumsTogether<2>(ranges.of + r, ranges.common, weights + r * kKeyBlock, sums + r);
+  }
+  for (; r < count; ++r) sums[r] = AddRange(0, weights + r * kKeyBlock, ranges.of[r].first, ranges.of[r].end);
 }
 
 // out[r] += sum_j weights[r][j] values[j] over each query's own range: keys that a query does not see are not

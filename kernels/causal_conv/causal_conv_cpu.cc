@@ -10,44 +10,43 @@
 #include "kernels/device/cpu/instruction_set.h"
 #include "kernels/device/cpu/thread_pool.h"
 
-namespace dflash::backend {
-namespace {
+namespace dflash {
 
-// Transposes [channels, taps], rows `stride` apart, to [taps, channels].
-template <typename T>
-void WeightsByTap(const T* w, int64_t stride, int64_t channels, int64_t taps, float* by_tap) {
-  for (int64_t j = 0; j < taps; ++j) {
-    for (int64_t c = 0; c < channels; ++c) by_tap[j * channels + c] = static_cast<float>(w[c * stride + j]);
-  }
+ConvolveRows& CurrentConvolveRows() {
+  return *ForCurrentInstructionSet(&ConvolveRowsScalar, &ConvolveRowsAvx2, &ConvolveRowsAvx512);
 }
 
-}  // namespace
+ConvTask ConvTaskOf(const ConstMatrixView& x, const ConstMatrixView& w, const Segment& segment,
+                    const ConvState& state, int64_t first_channel, int64_t channels) {
+  ConvTask task;
+  task.w = static_cast<const char*>(w.data) + first_channel * w.row_stride * SizeOf(w.dtype);
+  task.w_is_bf16 = w.dtype == DType::kBf16;
+  task.w_stride = w.row_stride;
+  task.taps = state.taps;
+  task.past = static_cast<const float*>(state.data) + segment.slot * (state.taps - 1) * state.channels +
+              first_channel;
+  task.past_stride = state.channels;
+  task.x = x.Row<float>(segment.first_row) + first_channel;
+  task.x_stride = x.row_stride;
+  task.rows = segment.row_count;
+  task.channels = channels;
+  return task;
+}
+
+namespace backend {
 
 absl::Status CausalConv(ConstMatrixView x, ConstMatrixView w, SegmentList segments, const ConvState& state,
                         MatrixView y, const Stream& stream) {
   DFLASH_RETURN_IF_ERROR(CheckSegments("CausalConv", segments, x.rows, state.slots));
-  const int64_t taps = state.taps, history = taps - 1;
-  const auto convolve = ForCurrentInstructionSet(ConvolveRowScalar, ConvolveRowAvx2, ConvolveRowAvx512);
+  ConvolveRows& convolve = CurrentConvolveRows();
   ParallelFor(stream, state.channels, 64, [&](int64_t begin, int64_t end) {
-    const int64_t channels = end - begin;
-    std::vector<float> by_tap(static_cast<size_t>(taps * channels));
-    if (w.dtype == DType::kF32) {
-      WeightsByTap(w.Row<float>(begin), w.row_stride, channels, taps, by_tap.data());
-    } else {
-      WeightsByTap(w.Row<bf16>(begin), w.row_stride, channels, taps, by_tap.data());
-    }
-    std::vector<const float*> inputs(static_cast<size_t>(taps));
     for (int64_t i = 0; i < segments.count; ++i) {
       const Segment& segment = segments.data[i];
-      const float* past = static_cast<const float*>(state.data) + segment.slot * history * state.channels;
-      for (int64_t t = 0; t < segment.row_count; ++t) {
-        for (int64_t j = 0; j < taps; ++j) {
-          const int64_t row = t - history + j;
-          inputs[static_cast<size_t>(j)] = begin + (row < 0 ? past + (row + history) * state.channels
-                                                            : x.Row<float>(segment.first_row + row));
-        }
-        convolve(by_tap.data(), inputs.data(), taps, channels, y.Row<float>(segment.first_row + t) + begin);
-      }
+      if (segment.row_count == 0) continue;
+      ConvTask task = ConvTaskOf(x, w, segment, state, begin, end - begin);
+      task.y = y.Row<float>(segment.first_row) + begin;
+      task.y_stride = y.row_stride;
+      convolve(task);
     }
   });
   return absl::OkStatus();
@@ -83,4 +82,5 @@ absl::Status AdvanceConvStates(const std::vector<ConvCommit>& layers, SegmentLis
   return absl::OkStatus();
 }
 
-}  // namespace dflash::backend
+}  // namespace backend
+}  // namespace dflash

@@ -13,29 +13,31 @@ inline constexpr int64_t kDeltaChunk = kPageTokens;
 
 constexpr int64_t PaddedToLanes(int64_t size) { return (size + 15) / 16 * 16; }
 
-// Gates of `heads` value heads of one row: g = -exp(a_log) softplus(a + dt_bias), beta = sigmoid(b), decay =
-// e^g.
+// Gates of `count` pairs of row and value head: g = -exp(a_log) softplus(a + dt_bias), beta = sigmoid(b),
+// decay = e^g.
 struct DeltaGates {
   const float* a;
   const float* b;
   const float* a_log;
   const float* dt_bias;
-  int64_t heads;
+  int64_t count;
   float* g;
   float* beta;
   float* decay;
 };
 
-// q and k of all key heads of a row: y = x / sqrt(sum x^2 + 1e-6), q also times q_scale, and k . q of both.
+// `count` pairs of q and k, of the heads of a row or of the rows of a head: y = x / sqrt(sum x^2 + 1e-6), q
+// also times q_scale, and k . q of both.
 struct DeltaKeys {
-  const float* q;  // [heads, dim]; k, q_out, k_out likewise
+  const float* q;  // [count, dim], in_stride apart; k likewise
   const float* k;
-  int64_t heads;
+  int64_t in_stride;
+  int64_t count;
   int64_t dim;
   float q_scale;
-  float* q_out;
+  float* q_out;  // [count, dim], one after the other; k_out likewise
   float* k_out;
-  float* key_query;  // [heads]
+  float* key_query;  // [count]
 };
 
 // A block of up to kDeltaColumns columns of one value head's S, with what belongs to them. A pointer is that

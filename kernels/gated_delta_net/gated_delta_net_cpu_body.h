@@ -19,8 +19,8 @@ DFLASH_SIMD_INLINE int LanesAt(int64_t n, int64_t size) {
 }
 
 static void Gates(const DeltaGates& gates) {
-  for (int64_t h = 0; h < gates.heads; h += kLanes) {
-    const int n = LanesAt(h, gates.heads);
+  for (int64_t h = 0; h < gates.count; h += kLanes) {
+    const int n = LanesAt(h, gates.count);
     const F32x16 step = Softplus(LoadPartial(gates.a + h, n) + LoadPartial(gates.dt_bias + h, n));
     const F32x16 g = F32x16::Broadcast(0) - Exp(LoadPartial(gates.a_log + h, n)) * step;
     StorePartial(gates.g + h, g, n);
@@ -49,31 +49,30 @@ DFLASH_SIMD_INLINE void Normalize(const float* x, float square, float scale, int
   }
 }
 
-template <int kHeads>
-DFLASH_SIMD_INLINE void KeysOfHeads(const DeltaKeys& keys, int64_t head) {
-  const float* x[2 * kHeads];
-  const float *q[kHeads], *k[kHeads];
-  float squares[2 * kHeads];
-  for (int h = 0; h < kHeads; ++h) {
-    const int64_t at = (head + h) * keys.dim;
-    x[2 * h] = keys.q + at;
-    x[2 * h + 1] = keys.k + at;
-    q[h] = keys.q_out + at;
-    k[h] = keys.k_out + at;
+template <int kPairs>
+DFLASH_SIMD_INLINE void KeysOfPairs(const DeltaKeys& keys, int64_t first) {
+  const float* x[2 * kPairs];
+  const float *q[kPairs], *k[kPairs];
+  float squares[2 * kPairs];
+  for (int i = 0; i < kPairs; ++i) {
+    x[2 * i] = keys.q + (first + i) * keys.in_stride;
+    x[2 * i + 1] = keys.k + (first + i) * keys.in_stride;
+    q[i] = keys.q_out + (first + i) * keys.dim;
+    k[i] = keys.k_out + (first + i) * keys.dim;
   }
-  Dots<2 * kHeads>(x, x, keys.dim, squares);
-  for (int h = 0; h < kHeads; ++h) {
-    const int64_t at = (head + h) * keys.dim;
-    Normalize(keys.q + at, squares[2 * h], keys.q_scale, keys.dim, keys.q_out + at);
-    Normalize(keys.k + at, squares[2 * h + 1], 1, keys.dim, keys.k_out + at);
+  Dots<2 * kPairs>(x, x, keys.dim, squares);
+  for (int i = 0; i < kPairs; ++i) {
+    const int64_t to = (first + i) * keys.dim;
+    Normalize(x[2 * i], squares[2 * i], keys.q_scale, keys.dim, keys.q_out + to);
+    Normalize(x[2 * i + 1], squares[2 * i + 1], 1, keys.dim, keys.k_out + to);
   }
-  Dots<kHeads>(k, q, keys.dim, keys.key_query + head);
+  Dots<kPairs>(k, q, keys.dim, keys.key_query + first);
 }
 
 static void Keys(const DeltaKeys& keys) {
-  int64_t head = 0;
-  for (; head + 4 <= keys.heads; head += 4) KeysOfHeads<4>(keys, head);
-  for (; head < keys.heads; ++head) KeysOfHeads<1>(keys, head);
+  int64_t pair = 0;
+  for (; pair + 4 <= keys.count; pair += 4) KeysOfPairs<4>(keys, pair);
+  for (; pair < keys.count; ++pair) KeysOfPairs<1>(keys, pair);
 }
 
 // Vectors of a block of columns.

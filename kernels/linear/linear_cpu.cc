@@ -7,15 +7,15 @@
 #include "kernels/device/cpu/instruction_set.h"
 #include "kernels/device/cpu/thread_pool.h"
 #include "kernels/linear/linear_backend.h"
+#include "kernels/linear/linear_parts_cpu.h"
 
-namespace dflash::backend {
+namespace dflash {
 namespace {
 
-// A part of the loop over blocks must be worth its hand-over to another thread: about a microsecond. Eight
+// A part of the loop over blocks must be worth its hand-over to another thread: about a microsecond. Sixteen
 // parts a thread keep the wait for the last of them short.
 constexpr int64_t kMultiplicationsPerPart = 1 << 15;
-constexpr int64_t kPartsPerThread = 8;
-constexpr int64_t kRowsPerPart = 96;
+constexpr int64_t kPartsPerThread = 16;
 constexpr int64_t kFewRows = 3;
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -29,6 +29,8 @@ void PackRow(const T* row, int64_t in_features, int64_t lane, T* block) {
 }
 
 }  // namespace
+
+namespace backend {
 
 absl::StatusOr<int64_t> PackedLinearBytes(int64_t out_features, int64_t in_features, DType dtype) {
   return CeilDiv(out_features, kLinearBlock) * kLinearBlock * in_features * SizeOf(dtype);
@@ -62,35 +64,35 @@ absl::Status PackHostRows(ConstMatrixView rows, int64_t first_output, const Line
 }
 
 absl::Status Linear(ConstMatrixView x, const LinearWeight& w, Phase, MatrixView y, const Stream& stream) {
-  const LinearKernels& kernels = ForCurrentInstructionSet(kLinearScalar, kLinearAvx2, kLinearAvx512);
-  const auto run = w.dtype() == DType::kBf16 ? kernels.bf16_weights : kernels.f32_weights;
-  const int64_t blocks = CeilDiv(w.out_features(), kLinearBlock);
-  const int64_t row_parts = CeilDiv(x.rows, kRowsPerPart);
-  const int64_t rows_per_part = CeilDiv(x.rows, row_parts);
-  // Items: the blocks of the first rows, then those of the next rows, ...
-  const int64_t per_block = kLinearBlock * w.in_features() * rows_per_part;
-  const int64_t fair = CeilDiv(blocks * row_parts, ThreadsOf(stream).threads() * kPartsPerThread);
-  int64_t grain = std::max(fair, CeilDiv(kMultiplicationsPerPart, per_block));
-  if (x.rows <= kFewRows && grain > 2) grain = CeilDiv(grain, 4) * 4;  // their tiles hold up to four blocks
-  ParallelFor(stream, blocks * row_parts, grain, [&](int64_t begin, int64_t end) {
-    while (begin < end) {
-      const int64_t first_row = begin / blocks * rows_per_part;
-      LinearTask task;
-      task.x = x.Row<float>(first_row);
-      task.x_stride = x.row_stride;
-      task.rows = std::min(rows_per_part, x.rows - first_row);
-      task.packed = w.packed().data();
-      task.in_features = w.in_features();
-      task.out_features = w.out_features();
-      task.y = y.Row<float>(first_row);
-      task.y_stride = y.row_stride;
-      task.first_block = begin % blocks;
-      task.block_count = std::min(end - begin, blocks - task.first_block);
-      if (task.rows > 0) run(task);
-      begin += task.block_count;
-    }
-  });
+  ForEachLinearPart(stream, x.rows, CeilDiv(w.out_features(), kLinearBlock), w.in_features(),
+                    [&](const LinearPart& part) { RunLinearPart(x, w, part, y); });
   return absl::OkStatus();
 }
 
-}  // namespace dflash::backend
+}  // namespace backend
+
+int64_t LinearGrain(int64_t blocks, int64_t rows, int64_t depth, int threads) {
+  const int64_t fair = CeilDiv(blocks, threads * kPartsPerThread);
+  const int64_t grain = std::max(fair, CeilDiv(kMultiplicationsPerPart, kLinearBlock * depth * rows));
+  // The tiles of few rows hold up to four blocks.
+  return rows <= kFewRows && grain > 2 ? CeilDiv(grain, 4) * 4 : grain;
+}
+
+void RunLinearPart(const ConstMatrixView& x, const LinearWeight& w, const LinearPart& part,
+                   const MatrixView& y) {
+  const LinearKernels& kernels = ForCurrentInstructionSet(kLinearScalar, kLinearAvx2, kLinearAvx512);
+  LinearTask task;
+  task.x = x.Row<float>(part.first_row);
+  task.x_stride = x.row_stride;
+  task.rows = part.rows;
+  task.packed = w.packed().data();
+  task.in_features = w.in_features();
+  task.out_features = w.out_features();
+  task.y = y.Row<float>(part.first_row);
+  task.y_stride = y.row_stride;
+  task.first_block = part.first_block;
+  task.block_count = part.blocks;
+  (w.dtype() == DType::kBf16 ? kernels.bf16_weights : kernels.f32_weights)(task);
+}
+
+}  // namespace dflash

@@ -3,6 +3,9 @@
 
 #include <cstdint>
 
+#include "base/matrix_view.h"
+#include "kernels/rms_norm/rms_norm.h"
+
 namespace dflash {
 
 struct NormGroup {
@@ -25,5 +28,16 @@ struct RmsNormKernels {
 extern const RmsNormKernels kRmsNormScalar;
 extern const RmsNormKernels kRmsNormAvx2;
 extern const RmsNormKernels kRmsNormAvx512;
+
+const RmsNormKernels& CurrentRmsNormKernels();
+
+// What is worth a hand-over to another thread: elements of a part. A group waits once for its sum, root and
+// quotient, which takes as long as so many elements.
+inline constexpr int64_t kNormElementsPerPart = 3072;
+inline constexpr int64_t kElementsWorthAGroup = 128;
+
+// The groups that the weight w [1, dim] norms.
+NormGroup NormGroupOf(const ConstMatrixView& w, NormWeight weight, float eps);
+NormGate NormGateOf(GateActivation gate);
 
 }  // namespace dflash

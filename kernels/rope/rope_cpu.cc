@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "kernels/device/cpu/instruction_set.h"
 #include "kernels/device/cpu/thread_pool.h"
+#include "kernels/rms_norm/rms_norm_cpu.h"
 #include "kernels/rope/rope_backend.h"
 
 namespace dflash::backend {
@@ -104,9 +105,32 @@ absl::Status ApplyRope(MatrixView x, const RopeShape& shape, SegmentList segment
   return absl::OkStatus();
 }
 
-absl::StatusOr<bool> NormAndRope(MatrixView, ConstMatrixView, MatrixView, ConstMatrixView, NormWeight, float,
-                                 const RopeShape&, SegmentList, const Stream&) {
-  return false;
+// Row by row: a row's heads are normed and turned while they are in the first-level cache.
+absl::StatusOr<bool> NormAndRope(MatrixView q, ConstMatrixView q_weight, MatrixView k,
+                                 ConstMatrixView k_weight, NormWeight weight, float eps,
+                                 const RopeShape& shape, SegmentList segments, const Stream& stream) {
+  const RopeKernels& kernels = ForCurrentInstructionSet(kRopeScalar, kRopeAvx2, kRopeAvx512);
+  const RmsNormKernels& norms = CurrentRmsNormKernels();
+  const int64_t half = shape.rotary_dim / 2, dim = shape.head_dim;
+  const Rotations& rotations = RotationsOf(shape, PositionsOfRows(segments, k.rows), stream);
+  const NormGroup groups[] = {NormGroupOf(q_weight, weight, eps), NormGroupOf(k_weight, weight, eps)};
+  const int64_t elements = (q.cols + k.cols) / dim * (dim + kElementsWorthAGroup);
+  ParallelFor(stream, k.rows, std::max<int64_t>(1, kNormElementsPerPart / elements),
+              [&](int64_t begin, int64_t end) {
+                for (int64_t row = begin; row < end; ++row) {
+                  for (const bool is_key : {false, true}) {
+                    const MatrixView& x = is_key ? k : q;
+                    float* const heads = x.cols == 0 ? nullptr : x.Row<float>(row);
+                    for (int64_t col = 0; col < x.cols; col += dim) {
+                      norms.norm(groups[is_key], heads + col, NormGate::kNone, nullptr, heads + col);
+                    }
+                    if (x.cols == 0 || rotations.positions[static_cast<size_t>(row)] == kNoPosition) continue;
+                    kernels.rotate(rotations.cosines.data() + row * half, rotations.sines.data() + row * half,
+                                   half, x.cols / dim, dim, heads);
+                  }
+                }
+              });
+  return true;
 }
 
 }  // namespace dflash::backend

@@ -4,6 +4,7 @@
 
 #include "kernels/device/cpu/instruction_set.h"
 #include "kernels/device/cpu/thread_pool.h"
+#include "kernels/linear/linear_parts_cpu.h"
 #include "kernels/swiglu/swiglu_backend.h"
 
 namespace dflash::backend {
@@ -36,6 +37,27 @@ absl::Status SwiGlu(ConstMatrixView gate_up, MatrixView y, const Stream& stream)
     kernels.silu_product(gate, gate + y.cols, cols, y.Row<float>(row) + col);
   });
   return absl::OkStatus();
+}
+
+// A part makes the gate columns and the up columns that belong together, and their product while both are in
+// its cache.
+absl::StatusOr<bool> LinearSwiGlu(ConstMatrixView x, const LinearWeight& w, MatrixView gate_up, MatrixView y,
+                                  const Stream& stream) {
+  if (y.cols % kLinearBlock != 0) return false;
+  const SwiGluKernels& kernels = Kernels();
+  const int64_t blocks = y.cols / kLinearBlock;
+  ForEachLinearPart(stream, x.rows, blocks, 2 * w.in_features(), [&](const LinearPart& part) {
+    LinearPart up = part;
+    up.first_block += blocks;
+    RunLinearPart(x, w, part, gate_up);
+    RunLinearPart(x, w, up, gate_up);
+    const int64_t column = part.first_block * kLinearBlock;
+    for (int64_t row = part.first_row; row < part.first_row + part.rows; ++row) {
+      const float* gate = gate_up.Row<float>(row) + column;
+      kernels.silu_product(gate, gate + y.cols, part.blocks * kLinearBlock, y.Row<float>(row) + column);
+    }
+  });
+  return true;
 }
 
 absl::Status SigmoidGate(MatrixView x, ConstMatrixView gate, const Stream& stream) {

@@ -37,5 +37,24 @@ TEST(SwiGluCpuTest, SameBitsEverywhereAndAsOneElement) {
   }
 }
 
+TEST(SwiGluCpuTest, LinearSwiGluHasTheSameBitsEverywhereAndAlone) {
+  constexpr int64_t kF = 96, kK = 70;
+  const HostMatrix<bf16> weight = RandomMatrix<bf16>(2 * kF, kK, 1);
+  const HostMatrix<float> x = RandomMatrix<float>(17, kK, 2);
+  const auto run = [&](const HostMatrix<float>& rows, const Stream& stream) {
+    const LinearWeight w = LinearWeight::Pack({weight.view()}, stream).value();
+    const DeviceMatrix in = DeviceMatrix::Input(rows, stream, 1);
+    const DeviceMatrix gate_up = DeviceMatrix::Output(rows.rows, 2 * kF, DType::kF32, stream, 1);
+    const DeviceMatrix y = DeviceMatrix::Output(rows.rows, kF, DType::kF32, stream, 1);
+    EXPECT_TRUE(LinearSwiGlu(in.view(), w, Phase::kVerify, gate_up.view(), y.view(), stream).ok());
+    EXPECT_TRUE(y.GuardsIntact());
+    return y.ToHost();
+  };
+  const HostMatrix<float> all =
+      ExpectEqualOnAllCpuVariants([&](const Stream& stream) { return run(x, stream); });
+  const Stream stream = *Stream::Create({});
+  for (int64_t row : {0, 5, 16}) EXPECT_TRUE(BitEqual(run(x.Rows(row, 1), stream), all.Rows(row, 1)));
+}
+
 }  // namespace
 }  // namespace dflash

@@ -42,6 +42,11 @@ absl::Status SwiGlu(ConstMatrixView gate_up, MatrixView y, const Stream& stream)
                     "SwiGlu");
 }
 
+absl::StatusOr<bool> LinearSwiGlu(ConstMatrixView, const LinearWeight&, MatrixView, MatrixView,
+                                  const Stream&) {
+  return false;
+}
+
 absl::Status SigmoidGate(MatrixView x, ConstMatrixView gate, const Stream& stream) {
   return CudaStatus(LaunchGate<false>(gate, x, x, stream), "SigmoidGate");
 }

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <string>
+#include <utility>
 
 #include "gtest/gtest.h"
 #include "kernels/swiglu/swiglu_ref.h"
@@ -69,6 +70,47 @@ TEST_F(SwiGluTest, SigmoidGateMatchesTheReference) {
       EXPECT_TRUE(x_device.GuardsIntact());
     }
   }
+}
+
+// The projection and its gates, in one call or in two.
+TEST_F(SwiGluTest, LinearSwiGluEqualsItsParts) {
+  for (int64_t T : {0, 1, 4, 16, 33, 200}) {
+    for (const auto& [F, K] : {std::pair<int64_t, int64_t>{8, 40}, {32, 64}, {100, 48}, {160, 1300}}) {
+      SCOPED_TRACE(std::to_string(T) + " rows, " + std::to_string(F) + "x" + std::to_string(K));
+      const HostMatrix<bf16> rows = RandomMatrix<bf16>(2 * F, K, 1);
+      const LinearWeight w = LinearWeight::Pack({rows.view()}, stream_).value();
+      const DeviceMatrix x = DeviceMatrix::Activations(RandomMatrix<float>(T, K, 2), stream_, 8);
+      DeviceMatrix y[2] = {DeviceMatrix::Output(T, F, ActivationDType(), stream_, 8),
+                           DeviceMatrix::Output(T, F, ActivationDType(), stream_, 8)};
+      for (Phase phase : {Phase::kPrefill, Phase::kVerify}) {
+        const DeviceMatrix gate_up[2] = {DeviceMatrix::Output(T, 2 * F, ActivationDType(), stream_, 16),
+                                         DeviceMatrix::Output(T, 2 * F, ActivationDType(), stream_, 16)};
+        ASSERT_TRUE(LinearSwiGlu(x.view(), w, phase, gate_up[0].view(), y[0].view(), stream_).ok());
+        ASSERT_TRUE(Linear(x.view(), w, phase, gate_up[1].view(), stream_).ok());
+        ASSERT_TRUE(SwiGlu(gate_up[1].view(), y[1].view(), stream_).ok());
+        EXPECT_TRUE(BitEqual(y[0].ToHost(), y[1].ToHost()));
+        EXPECT_TRUE(y[0].GuardsIntact());
+        EXPECT_TRUE(gate_up[0].GuardsIntact());
+      }
+    }
+  }
+}
+
+TEST_F(SwiGluTest, LinearSwiGluRefusesWhatDoesNotFit) {
+  const HostMatrix<bf16> rows = RandomMatrix<bf16>(64, 32, 1);
+  const LinearWeight w = LinearWeight::Pack({rows.view()}, stream_).value();
+  const auto code = [&](int64_t x_cols, int64_t gate_cols, int64_t y_cols, int64_t y_rows) {
+    const DType act = ActivationDType();
+    return LinearSwiGlu(DeviceMatrix::Activations(RandomMatrix<float>(2, x_cols, 1), stream_).view(), w,
+                        Phase::kVerify, DeviceMatrix::Output(2, gate_cols, act, stream_).view(),
+                        DeviceMatrix::Output(y_rows, y_cols, act, stream_).view(), stream_)
+        .code();
+  };
+  EXPECT_EQ(code(32, 64, 32, 2), absl::StatusCode::kOk);
+  EXPECT_EQ(code(31, 64, 32, 2), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(code(32, 62, 31, 2), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(code(32, 64, 31, 2), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(code(32, 64, 32, 3), absl::StatusCode::kInvalidArgument);
 }
 
 TEST_F(SwiGluTest, RefusesWhatDoesNotFit) {

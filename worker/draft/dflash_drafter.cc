@@ -271,8 +271,8 @@ absl::Status DFlashDrafter::Impl::RunLayer(size_t layer, SegmentList segments, M
   DFLASH_RETURN_IF_ERROR(Sum(delta));
   DFLASH_RETURN_IF_ERROR(
       AddRmsNorm(h, delta, w.post_attention_norm.view(), NormWeight::kPlain, eps, x, *stream));
-  DFLASH_RETURN_IF_ERROR(Linear(x, w.gate_up, Phase::kVerify, gate_up_.Rows(rows), *stream));
-  DFLASH_RETURN_IF_ERROR(SwiGlu(gate_up_.Rows(rows), activated_.Rows(rows), *stream));
+  DFLASH_RETURN_IF_ERROR(
+      LinearSwiGlu(x, w.gate_up, Phase::kVerify, gate_up_.Rows(rows), activated_.Rows(rows), *stream));
   DFLASH_RETURN_IF_ERROR(Linear(activated_.Rows(rows), w.down, Phase::kVerify, delta, *stream));
   return Sum(delta);
 }

@@ -645,8 +645,7 @@ absl::Status Target::Impl::FeedForward(const LayerWeights& layer, Phase phase, C
                                        MatrixView delta) {
   const MatrixView gate_up = gate_up_.Rows(x.rows);
   const MatrixView activated = activated_.Rows(x.rows);
-  DFLASH_RETURN_IF_ERROR(Linear(x, layer.gate_up, phase, gate_up, *stream));
-  DFLASH_RETURN_IF_ERROR(SwiGlu(gate_up, activated, *stream));
+  DFLASH_RETURN_IF_ERROR(LinearSwiGlu(x, layer.gate_up, phase, gate_up, activated, *stream));
   return Linear(activated, layer.down, phase, delta, *stream);
 }
 

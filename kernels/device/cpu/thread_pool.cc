@@ -37,19 +37,16 @@ void ThreadPool::Run(int64_t items, int64_t grain, Body body, const void* contex
     body(context, 0, items);
     return;
   }
-  items_ = items;
-  grain_ = grain;
-  body_ = body;
-  context_ = context;
   parts_done_.store(0, std::memory_order_relaxed);
   epoch_ = (epoch_ + 1) & 0xffffff;
   const auto threads = static_cast<int64_t>(shares_.size());
   for (int64_t i = threads - 1; i >= 0; --i) {  // the caller's own last: others begin earlier
-    std::atomic<uint64_t>& ticket = shares_[static_cast<size_t>(i)].ticket;
+    Share& share = shares_[static_cast<size_t>(i)];
     const auto next = static_cast<uint64_t>(parts * i / threads);
     const auto end = static_cast<uint64_t>(parts * (i + 1) / threads);
-    ticket.store(epoch_ << (2 * kPartBits) | end << kPartBits | next, std::memory_order_release);
-    if (i > 0) ticket.notify_one();
+    share.loop = {items, grain, body, context};
+    share.ticket.store(epoch_ << (2 * kPartBits) | end << kPartBits | next, std::memory_order_release);
+    if (i > 0) share.ticket.notify_one();
   }
   TakeParts(epoch_, 0);
   for (int spin = 0; parts_done_.load(std::memory_order_acquire) != parts; ++spin) {
@@ -64,17 +61,18 @@ void ThreadPool::Run(int64_t items, int64_t grain, Body body, const void* contex
 void ThreadPool::TakeParts(uint64_t epoch, size_t self) {
   int64_t done = 0;
   for (size_t i = 0; i < shares_.size(); ++i) {
-    std::atomic<uint64_t>& share = shares_[(self + i) % shares_.size()].ticket;
-    uint64_t ticket = share.load(std::memory_order_acquire);
+    Share& share = shares_[(self + i) % shares_.size()];
+    uint64_t ticket = share.ticket.load(std::memory_order_acquire);
     while (true) {
       const int64_t next = static_cast<int64_t>(ticket) & kMaxParts;
       const int64_t end = static_cast<int64_t>(ticket >> kPartBits) & kMaxParts;
       if (ticket >> (2 * kPartBits) != epoch || next >= end) break;
-      if (!share.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acquire)) continue;
-      // This part is ours, so the loop cannot end and its fields cannot change before it is counted.
-      body_(context_, next * grain_, std::min(items_, (next + 1) * grain_));
+      if (!share.ticket.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acquire)) continue;
+      // This part is ours, so the loop cannot end and its description cannot change before it is counted.
+      const Loop& loop = share.loop;
+      loop.body(loop.context, next * loop.grain, std::min(loop.items, (next + 1) * loop.grain));
       ++done;
-      ticket = share.load(std::memory_order_acquire);
+      ticket = share.ticket.load(std::memory_order_acquire);
     }
   }
   if (done > 0) parts_done_.fetch_add(done, std::memory_order_release);

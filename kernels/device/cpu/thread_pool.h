@@ -29,11 +29,19 @@ class ThreadPool {
   void Run(int64_t items, int64_t grain, Body body, const void* context);
 
  private:
+  struct Loop {
+    int64_t items = 0;
+    int64_t grain = 1;
+    Body body = nullptr;
+    const void* context = nullptr;
+  };
   // A thread's share of the current loop: epoch (24 bits), end of its parts (20), next part to take (20).
   // Taking a part is one compare-and-swap on it, so a thread that wakes late can never take a part of a loop
-  // that has ended. Each has a cache line of its own: as long as nobody has to help out, taking costs little.
+  // that has ended. Each has a cache line of its own: as long as nobody has to help out, taking costs little,
+  // and what the loop is comes along with the news that there is one.
   struct alignas(64) Share {
     std::atomic<uint64_t> ticket{0};
+    Loop loop;  // whoever has taken a part may read it until the part is counted
   };
   static constexpr int kPartBits = 20;
   static constexpr int64_t kMaxParts = (int64_t{1} << kPartBits) - 1;
@@ -45,10 +53,6 @@ class ThreadPool {
   std::vector<std::thread> workers_;
   std::vector<Share> shares_;  // the caller's, then one per worker
   uint64_t epoch_ = 0;
-  int64_t items_ = 0;
-  int64_t grain_ = 1;
-  Body body_ = nullptr;
-  const void* context_ = nullptr;
   std::atomic<bool> stop_{false};
   alignas(64) std::atomic<int64_t> parts_done_{0};
 };
