@@ -62,8 +62,17 @@ FlagParser MakeParser(Settings& settings) {
                  int64_t{1} << 30, &settings.max_context_tokens);
   parser.Integer("cache-tokens", "N", "tokens in the paged caches; 0: max-sequences whole contexts", 0,
                  int64_t{1} << 40, &settings.cache_tokens);
-  parser.Integer("max-prefill-tokens", "N", "prompt tokens in one step", 64, 65536,
+  parser.Number(
+      "memory-fraction", "X",
+      "share of the device's memory for the worker in all; without cache-tokens the caches take what "
+      "is left of it. 0: not said",
+      0, 1, &settings.memory_fraction);
+  parser.Integer("max-prefill-tokens", "N",
+                 "prompt tokens in one step, at least 64; 0: what suits the backend", 0, 65536,
                  &settings.max_prefill_tokens);
+  parser.Integer("max-verify-rows", "N",
+                 "anchors and drafts in one step above which blocks get shorter; 0: what suits the backend",
+                 0, 65536, &settings.max_verify_rows);
   parser.Switch("allow-unlisted-config-keys",
                 "accept keys of config.json that docs/config-keys.md does not list",
                 &settings.allow_unlisted_keys);

@@ -40,7 +40,9 @@ struct Settings {
   int64_t groups = 1;
   // Handed to the worker.
   std::string instruction_set = "auto";
-  int64_t threads = 0, max_sequences = 8, max_context_tokens = 0, cache_tokens = 0, max_prefill_tokens = 512;
+  int64_t threads = 0, max_sequences = 8, max_context_tokens = 0, cache_tokens = 0;
+  int64_t max_prefill_tokens = 0, max_verify_rows = 0;
+  double memory_fraction = 0;
   bool allow_unlisted_keys = false;
   std::string defect;
 };

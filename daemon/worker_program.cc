@@ -45,8 +45,11 @@ std::vector<std::string> WorkerCommand(const std::filesystem::path& worker, cons
                                                      {"--max-sequences", settings.max_sequences},
                                                      {"--max-context-tokens", settings.max_context_tokens},
                                                      {"--cache-tokens", settings.cache_tokens},
-                                                     {"--max-prefill-tokens", settings.max_prefill_tokens}};
+                                                     {"--max-prefill-tokens", settings.max_prefill_tokens},
+                                                     {"--max-verify-rows", settings.max_verify_rows}};
   for (const auto& [name, value] : numbers) command.insert(command.end(), {name, absl::StrCat(value)});
+  if (settings.memory_fraction > 0)
+    command.insert(command.end(), {"--memory-fraction", absl::StrCat(settings.memory_fraction)});
   if (settings.instruction_set != "auto") {
     command.insert(command.end(), {"--instruction-set", settings.instruction_set});
   }

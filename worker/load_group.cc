@@ -10,6 +10,8 @@
 #include "absl/time/time.h"
 #include "base/status.h"
 #include "kernels/device/buffer.h"
+#include "kernels/device/graph.h"
+#include "kernels/device/memory.h"
 #include "worker/defects/defects.h"
 #include "worker/draft/dflash_drafter.h"
 #include "worker/draft/draft_follower.h"
@@ -71,7 +73,7 @@ absl::StatusOr<MemoryDemand> DemandOf(const GroupOptions& options, const TargetC
       WeightBytes(target, SliceTensors(target_config, rank), target_config.tie_word_embeddings);
   demand.sequences = options.max_sequences;
   demand.pages = pages;
-  demand.prefill_rows = options.max_prefill_tokens;
+  demand.prefill_rows = PrefillRows(options.max_prefill_tokens);
   demand.activation = ActivationDType();
   if (!draft_config) return demand;
   demand.taps = draft_config->num_taps();
@@ -84,7 +86,47 @@ absl::StatusOr<MemoryDemand> DemandOf(const GroupOptions& options, const TargetC
   return demand;
 }
 
+// The least of all ranks' values, on every rank.
+absl::StatusOr<int64_t> LeastOfRanks(int64_t value, Communicator* communicator, const Stream& stream) {
+  if (communicator == nullptr || communicator->size() == 1) return value;
+  constexpr auto kBytes = static_cast<int64_t>(sizeof(value));
+  std::vector<int64_t> values(static_cast<size_t>(communicator->size()));
+  DFLASH_ASSIGN_OR_RETURN(const Buffer all, Buffer::Allocate(communicator->size() * kBytes, stream));
+  int64_t* own = all.As<int64_t>() + communicator->rank();
+  DFLASH_RETURN_IF_ERROR(CopyToDevice(own, &value, kBytes, stream));
+  DFLASH_RETURN_IF_ERROR(communicator->AllGather(own, all.data(), kBytes, stream));
+  DFLASH_RETURN_IF_ERROR(CopyToHost(values.data(), all.data(), communicator->size() * kBytes, stream));
+  return *std::min_element(values.begin(), values.end());
+}
+
+// Pages of the caches. All ranks of a group have the same, though not all have the same room for them.
+absl::StatusOr<int64_t> ChoosePages(const GroupOptions& options, const MemoryDemand& demand,
+                                    int64_t whole_contexts, const Stream& stream) {
+  constexpr double kDefaultFraction = 0.9;
+  if (options.cache_tokens > 0) return (options.cache_tokens + kPageTokens - 1) / kPageTokens;
+  DFLASH_ASSIGN_OR_RETURN(const DeviceMemory memory, GetDeviceMemory(stream));
+  const bool is_given = options.memory_fraction > 0;
+  if (!is_given && memory.shared_by_ranks) return whole_contexts;
+  const double fraction = is_given ? options.memory_fraction : kDefaultFraction;
+  int64_t bytes = std::min(memory.free, static_cast<int64_t>(fraction * static_cast<double>(memory.total)));
+  if (memory.shared_by_ranks && options.communicator != nullptr) bytes /= options.communicator->size();
+  DFLASH_ASSIGN_OR_RETURN(const int64_t pages,
+                          LeastOfRanks(PagesThatFit(demand, bytes), options.communicator, stream));
+  if (pages == 0) {
+    const absl::Status status = CheckFits(demand, bytes);
+    return absl::ResourceExhaustedError(
+        absl::StrCat("--memory-fraction ", fraction, " leaves no room for a cache on some rank",
+                     status.ok() ? "" : absl::StrCat(": ", status.message())));
+  }
+  return is_given ? pages : std::min(pages, whole_contexts);
+}
+
 }  // namespace
+
+int64_t PrefillRows(int64_t wanted) {
+  if (wanted > 0) return wanted;
+  return Graph::IsCaptureCostly() ? 512 : 128;
+}
 
 absl::StatusOr<Group> LoadGroup(const GroupOptions& options, const Log& log) {
   Group group;
@@ -139,6 +181,7 @@ absl::StatusOr<Group> LoadGroup(const GroupOptions& options, const Log& log) {
     return absl::InvalidArgumentError("a defect needs a drafter");
   }
 
+  group.max_verify_rows = options.max_verify_rows;
   group.max_context_tokens =
       options.max_context_tokens == 0 ? target_config.max_position_embeddings : options.max_context_tokens;
   if (group.max_context_tokens < 2 || group.max_context_tokens > target_config.max_position_embeddings) {
@@ -146,28 +189,27 @@ absl::StatusOr<Group> LoadGroup(const GroupOptions& options, const Log& log) {
                                                    " must be in [2, ", target_config.max_position_embeddings,
                                                    "]"));
   }
-  int64_t pages = options.max_sequences * ((group.max_context_tokens + kPageTokens - 1) / kPageTokens);
-  if (options.cache_tokens > 0) {
-    pages = (options.cache_tokens + kPageTokens - 1) / kPageTokens;
-    // A request that could never fit is refused for its length, and an unset limit means what does fit.
-    group.max_context_tokens = std::min(group.max_context_tokens, pages * kPageTokens);
-  }
   DFLASH_ASSIGN_OR_RETURN(Stream stream,
                           Stream::Create({.threads = options.threads, .device = options.device}));
   group.stream = std::make_unique<Stream>(std::move(stream));
-  DFLASH_ASSIGN_OR_RETURN(const MemoryDemand demand,
-                          DemandOf(options, target_config, target, draft_config, draft, group, pages));
+  DFLASH_ASSIGN_OR_RETURN(MemoryDemand demand,
+                          DemandOf(options, target_config, target, draft_config, draft, group, /*pages=*/1));
+  const int64_t whole_contexts =
+      options.max_sequences * ((group.max_context_tokens + kPageTokens - 1) / kPageTokens);
+  DFLASH_ASSIGN_OR_RETURN(demand.pages, ChoosePages(options, demand, whole_contexts, *group.stream));
+  // A request that could never fit is refused for its length, and an unset limit means what does fit.
+  group.max_context_tokens = std::min(group.max_context_tokens, demand.pages * kPageTokens);
   for (const std::string& line : PlanMemory(demand).Lines()) log(line);
   DFLASH_ASSIGN_OR_RETURN(const int64_t free_bytes, FreeDeviceBytes(*group.stream));
   DFLASH_RETURN_IF_ERROR(CheckFits(demand, free_bytes));
   DFLASH_ASSIGN_OR_RETURN(SequenceTable table, SequenceTable::Create({.slots = options.max_sequences,
-                                                                      .pages = pages,
+                                                                      .pages = demand.pages,
                                                                       .max_tokens = group.max_context_tokens},
                                                                      *group.stream));
   group.table = std::make_unique<SequenceTable>(std::move(table));
 
   Target::Options target_options;
-  target_options.max_prefill_rows = options.max_prefill_tokens;
+  target_options.max_prefill_rows = demand.prefill_rows;
   target_options.max_block_rows = draft_config ? group.contract.block_size : 1;
   target_options.max_verify_rows = options.max_sequences * target_options.max_block_rows;
   if (draft_config) target_options.taps = group.contract.taps;
@@ -192,7 +234,7 @@ absl::StatusOr<Group> LoadGroup(const GroupOptions& options, const Log& log) {
   ProgressLog draft_progress("drafter", draft->total_bytes(), log);
   DFLASH_ASSIGN_OR_RETURN(group.drafter, DFlashDrafter::Load(*draft_config, *draft, group.contract,
                                                              {.max_sequences = options.max_sequences,
-                                                              .max_ingest_rows = options.max_prefill_tokens,
+                                                              .max_ingest_rows = demand.prefill_rows,
                                                               .vocabulary = group.vocabulary},
                                                              group.target.get(), group.table.get(),
                                                              *group.stream, [&](int64_t bytes) {
@@ -211,7 +253,12 @@ absl::StatusOr<std::unique_ptr<Engine>> Group::MakeEngine(int64_t max_prefill_to
                                                           RankLeader* ranks) const {
   EngineOptions options;
   options.max_context_tokens = max_context_tokens;
-  options.max_prefill_tokens = max_prefill_tokens;
+  options.max_prefill_tokens = PrefillRows(max_prefill_tokens);
+  // Beyond so many rows a GPU's step takes longer with every row.
+  constexpr int64_t kVerifyRowsOfAGpu = 256;
+  options.max_verify_rows = max_verify_rows > 0        ? max_verify_rows
+                            : Graph::IsCaptureCostly() ? kVerifyRowsOfAGpu
+                                                       : 0;
   options.vocabulary = vocabulary;
   options.observer = observer;
   options.ranks = ranks;

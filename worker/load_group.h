@@ -26,9 +26,13 @@ struct GroupOptions {
   int threads = 0;          // CPU backend: 0 = one per core
   int device = 0;           // CUDA backend: device ordinal
   int64_t max_sequences = 8;
-  int64_t max_context_tokens = 0;    // 0: what the target allows
-  int64_t cache_tokens = 0;          // in the paged pools; 0: max_sequences whole contexts
-  int64_t max_prefill_tokens = 512;  // prefill rows of a step
+  int64_t max_context_tokens = 0;  // 0: what the target allows
+  // Tokens in the paged pools. 0: with memory_fraction as many as fit, else max_sequences whole contexts, on
+  // a GPU as far as they fit into nine tenths of its memory.
+  int64_t cache_tokens = 0;
+  double memory_fraction = 0;        // of the device's memory that the group may use in all; 0: not said
+  int64_t max_prefill_tokens = 0;    // prefill rows of a step; 0: what suits the backend (PrefillRows)
+  int64_t max_verify_rows = 0;       // EngineOptions::max_verify_rows; 0: what suits the backend
   bool allow_unlisted_keys = false;  // of configuration files
   // Weights are made from this seed (docs/spec/random-weights.md): the folders hold configurations and no
   // weights, and may lack a tokenizer.
@@ -37,6 +41,11 @@ struct GroupOptions {
   Communicator* communicator = nullptr;  // of this rank, not owned; null: a group of one
   DraftPlacement draft_placement = DraftPlacement::kRankZero;
 };
+
+// Prompt rows of a step: `wanted`, or what suits the backend where that is 0. On a GPU every step reads all
+// weights, so there a step has many rows; on a CPU rows cost what they cost, so few of them let short prompts
+// pass long ones.
+int64_t PrefillRows(int64_t wanted);
 
 struct Group {
   std::unique_ptr<Stream> stream;
@@ -48,6 +57,7 @@ struct Group {
   FeatureContract contract;  // meaningful with a drafter
   std::string target_revision;
   int64_t max_context_tokens = 0;
+  int64_t max_verify_rows = 0;
   int64_t vocabulary = 0;  // real token ids: the tokenizer's, or all rows of the head
   int64_t bytes_read = 0;  // of weights, this rank's share
 

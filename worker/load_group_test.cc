@@ -1,11 +1,15 @@
 #include "worker/load_group.h"
 
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/device/memory.h"
+#include "worker/comm/host_communicator.h"
+#include "worker/memory_plan.h"
 #include "worker/model/testing/temporary_folder.h"
 #include "worker/testing/tiny_pair.h"
 
@@ -69,6 +73,61 @@ TEST_F(RandomGroupTest, GeneratesTheSameTokensWithAndWithoutDrafts) {
   int drafted = 0;
   for (const RoundReport& round : drafts.rounds) drafted += round.drafted;
   EXPECT_GT(drafted, 100);
+}
+
+// The memory that a group may use decides about its pages.
+TEST_F(RandomGroupTest, TheCacheTakesWhatItsShareOfTheMemoryLeaves) {
+  const double total = static_cast<double>(GetDeviceMemory(*Stream::Create({.threads = 1})).value().total);
+  options_.cache_tokens = 0;
+  const int64_t whole = Load()->table->pages();
+  EXPECT_EQ(whole, 2 * 4096 / 64);
+  const auto pages_with = [&](int64_t bytes) {
+    options_.memory_fraction = static_cast<double>(kMemoryReserve + bytes) / total;
+    return Load()->table->pages();
+  };
+  const int64_t some = pages_with(int64_t{150} << 20);
+  const int64_t more = pages_with(int64_t{182} << 20);
+  EXPECT_GT(some, 64);
+  // Of the tiny pair's pages: 2 attention layers and 3 of the drafter (keys and values of 64 tokens,
+  // float32).
+  MemoryDemand page;
+  page.target = *TargetConfig::Load(options_.model);
+  page.drafter = *DraftConfig::Load(options_.draft_model);
+  page.activation = ActivationDType();
+  page.pages = 2;
+  const int64_t two = PlanMemory(page).total();
+  page.pages = 1;
+  EXPECT_NEAR(static_cast<double>(more - some),
+              static_cast<double>(int64_t{32} << 20) / static_cast<double>(two - PlanMemory(page).total()),
+              1);
+
+  options_.memory_fraction = 1e-6;
+  const absl::Status status = Load().status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("--memory-fraction 1e-06 leaves no room"));
+}
+
+// Rank 0 has the drafter and so less room, and it has what all have.
+TEST_F(RandomGroupTest, RanksAgreeOnTheirPages) {
+  const double total = static_cast<double>(GetDeviceMemory(*Stream::Create({.threads = 1})).value().total);
+  options_.cache_tokens = 0;
+  options_.threads = 1;
+  options_.memory_fraction = 2 * static_cast<double>(kMemoryReserve + (int64_t{150} << 20)) / total;
+  auto communicators = HostCommunicator::CreateGroup({.size = 2}).value();
+  std::vector<int64_t> pages(2);
+  std::vector<std::thread> threads;
+  for (size_t rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      GroupOptions own = options_;
+      own.communicator = communicators[rank].get();
+      const auto group = LoadGroup(own, [](const std::string&) {});
+      ASSERT_TRUE(group.ok()) << group.status();
+      pages[rank] = group->table->pages();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_GT(pages[0], 64);
+  EXPECT_EQ(pages[0], pages[1]);
 }
 
 TEST_F(RandomGroupTest, RealWeightsNeedATokenizer) {

@@ -81,8 +81,16 @@ FlagParser MakeParser(Flags& flags) {
                  int64_t{1} << 30, &flags.group.max_context_tokens);
   parser.Integer("cache-tokens", "N", "tokens in the paged caches; 0: max-sequences whole contexts", 0,
                  int64_t{1} << 40, &flags.group.cache_tokens);
-  parser.Integer("max-prefill-tokens", "N", "prompt tokens in one step", 64, 65536,
+  parser.Number("memory-fraction", "X",
+                "share of the device's memory for this worker in all; without --cache-tokens the caches take "
+                "what is left of it. 0: not said",
+                0, 1, &flags.group.memory_fraction);
+  parser.Integer("max-prefill-tokens", "N",
+                 "prompt tokens in one step, at least 64; 0: what suits the backend", 0, 65536,
                  &flags.group.max_prefill_tokens);
+  parser.Integer("max-verify-rows", "N",
+                 "anchors and drafts in one step above which blocks get shorter; 0: what suits the backend",
+                 0, 65536, &flags.group.max_verify_rows);
   parser.Switch("allow-unlisted-config-keys",
                 "accept keys of config.json that docs/config-keys.md does not list",
                 &flags.group.allow_unlisted_keys);
@@ -340,6 +348,7 @@ absl::Status FinishRankFlags(Flags& flags) {
       absl::StrCat("drafter=", !group.draft_model.empty(), " placement=", flags.draft_placement,
                    " sequences=", group.max_sequences, " context=", group.max_context_tokens,
                    " cache=", group.cache_tokens, " prefill=", group.max_prefill_tokens,
+                   " fraction=", group.memory_fraction,
                    " random=", group.random_weights.has_value() ? absl::StrCat(*group.random_weights) : "no",
                    " defect=", group.defect, " communicator=", flags.membership.communicator);
   if (flags.rank >= flags.ranks)

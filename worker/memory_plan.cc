@@ -104,6 +104,14 @@ MemoryPlan PlanMemory(const MemoryDemand& demand) {
   return plan;
 }
 
+int64_t PagesThatFit(MemoryDemand demand, int64_t bytes) {
+  demand.pages = 0;
+  const int64_t without = PlanMemory(demand).total();
+  demand.pages = 1;
+  const int64_t page = PlanMemory(demand).total() - without;
+  return std::max<int64_t>((bytes - kMemoryReserve - without) / page, 0);
+}
+
 absl::Status CheckFits(const MemoryDemand& demand, int64_t free_bytes) {
   const auto fits = [&](const MemoryDemand& other) {
     return PlanMemory(other).total() <= free_bytes - kMemoryReserve;

@@ -50,6 +50,10 @@ struct MemoryPlan {
 
 MemoryPlan PlanMemory(const MemoryDemand& demand);
 
+// The most pages with which the plan of `demand`, whatever its own pages, and the reserve fit into `bytes`;
+// 0: none.
+int64_t PagesThatFit(MemoryDemand demand, int64_t bytes);
+
 // ResourceExhausted when the plan of `demand` and a reserve for the runtime's own needs do not fit into
 // `free_bytes`; the message says what is needed, what is free, and how many cached tokens, or how many
 // sequences, would fit.

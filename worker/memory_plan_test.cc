@@ -74,6 +74,17 @@ TEST(MemoryPlanTest, SaysWhatWouldFit) {
   EXPECT_NE(hopeless.message().find("the weights are 57.252 GB"), std::string::npos) << hopeless;
 }
 
+TEST(MemoryPlanTest, PagesFillWhatIsLeft) {
+  MemoryDemand demand = Real(8, 64);
+  const int64_t bytes = int64_t{120} * 1000 * 1000 * 1000;
+  demand.pages = PagesThatFit(demand, bytes);
+  EXPECT_GT(demand.pages, 5000);
+  EXPECT_TRUE(CheckFits(demand, bytes).ok());
+  ++demand.pages;
+  EXPECT_FALSE(CheckFits(demand, bytes).ok());
+  EXPECT_EQ(PagesThatFit(demand, int64_t{40} * 1000 * 1000 * 1000), 0);
+}
+
 // What the plan says is what is allocated.
 TEST(MemoryPlanTest, AgreesWithWhatIsAllocated) {
   for (const bool with_drafter : {true, false}) {

@@ -16,6 +16,7 @@
 #include "kernels/device/cpu/thread_pool.h"
 #include "tools/dflash_bench/ceilings.h"
 #include "tools/dflash_bench/linear_layers.h"
+#include "tools/dflash_bench/load.h"
 #include "tools/dflash_bench/operations.h"
 #include "tools/dflash_bench/report.h"
 #include "tools/dflash_bench/sgemm.h"
@@ -28,9 +29,9 @@ namespace {
 enum ExitCode : int { kExitOk = 0, kExitFailed = 1, kExitBadFlags = 2 };
 
 struct Flags {
-  std::string model, draft_model, instruction_set = "auto", only = "all", text, json;
+  std::string model, draft_model, instruction_set = "auto", only = "all", text, json, prompts;
   std::string message = "Count from 19 by 9, 11 numbers in all.";
-  int64_t threads = 0, repeats = 9, context_tokens = 256;
+  int64_t threads = 0, repeats = 9, context_tokens = 256, max_prefill_tokens = 0;
 };
 
 FlagParser MakeParser(Flags& flags) {
@@ -42,10 +43,15 @@ FlagParser MakeParser(Flags& flags) {
   parser.Integer("threads", "N", "most threads; 0: one per core", 0, 256, &flags.threads);
   parser.Choice("instruction-set", {"auto", "scalar", "avx2", "avx512"}, "of the kernels",
                 &flags.instruction_set);
-  parser.Choice("only", {"all", "linear", "operations", "steps", "text"}, "what to measure", &flags.only);
+  parser.Choice("only", {"all", "linear", "operations", "steps", "text", "load"}, "what to measure",
+                &flags.only);
   parser.Integer("repeats", "N", "passes of every figure", 1, 10000, &flags.repeats);
   parser.Integer("context-tokens", "N", "committed tokens before the rows of an operation", 1, 1 << 16,
                  &flags.context_tokens);
+  parser.Text("prompts", "FILE", "chat prompts for the load, as in tests/golden/golden.json; empty: no load",
+              &flags.prompts);
+  parser.Integer("max-prefill-tokens", "N", "prompt tokens in one step under load; 0: the default", 0, 65536,
+                 &flags.max_prefill_tokens);
   parser.Text("message", "TEXT", "what the steps answer", &flags.message);
   parser.Text("text", "FILE", "text for the tokenizer; empty: the target's chat template and config",
               &flags.text);
@@ -135,6 +141,17 @@ absl::Status Measure(const Flags& flags, Report& report) {
     options.passes = repeats;
     DFLASH_RETURN_IF_ERROR(MeasureSteps(options, target, drafter, report));
   }
+  if (wanted("load") && !flags.prompts.empty()) {
+    LoadOptions options;
+    options.group.model = flags.model;
+    options.group.draft_model = flags.draft_model;
+    options.group.threads = static_cast<int>(flags.threads);
+    options.group.max_sequences = options.clients;
+    options.group.max_prefill_tokens = flags.max_prefill_tokens;
+    options.prompts = flags.prompts;
+    options.passes = repeats;
+    DFLASH_RETURN_IF_ERROR(MeasureLoad(options, report));
+  }
   if (wanted("text")) {
     DFLASH_ASSIGN_OR_RETURN(const std::string text, TextFor(flags));
     DFLASH_RETURN_IF_ERROR(MeasureText(flags.model, text, repeats, report));
@@ -157,6 +174,8 @@ int Main(int argc, char** argv) {
     std::puts("dflash-bench " DFLASHD_VERSION);
     return kExitOk;
   }
+  if (flags.only == "load" && flags.prompts.empty())
+    return Fail(kExitBadFlags, "--only load needs --prompts");
   if (flags.model.empty()) return Fail(kExitBadFlags, "--model is required");
   if (absl::Status status = SelectInstructionSet(flags.instruction_set); !status.ok()) {
     return Fail(kExitBadFlags, absl::StrCat("--instruction-set: ", std::string(status.message())));

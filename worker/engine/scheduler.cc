@@ -53,16 +53,20 @@ std::vector<int64_t> ByImportance(const std::vector<RunningSequence>& running) {
   return order;
 }
 
+// Who gets prefill rows first.
+enum class PrefillOrder : uint8_t { kShortestFirst, kByImportance };
+
 // Prefill rows of each running sequence.
-std::vector<int64_t> SharePrefillRows(const SchedulerSnapshot& snapshot) {
+std::vector<int64_t> SharePrefillRows(const SchedulerSnapshot& snapshot, PrefillOrder order) {
   const auto at = [&](int64_t i) -> const RunningSequence& {
     return snapshot.running[static_cast<size_t>(i)];
   };
   const auto remaining = [&](int64_t i) { return at(i).request.prompt_tokens - at(i).stored; };
   const auto key = [&](int64_t i) {
     const ScheduledRequest& request = at(i).request;
-    const bool waits_long = at(i).paused_steps >= kMaxPausedSteps || IsOverdue(request);
-    return std::tuple(!waits_long, -int64_t{request.priority}, remaining(i), request.arrival);
+    const bool waits_long = at(i).paused_steps >= kMaxPausedSteps && order == PrefillOrder::kShortestFirst;
+    return std::tuple(!waits_long && !IsOverdue(request), -int64_t{request.priority},
+                      order == PrefillOrder::kShortestFirst ? remaining(i) : 0, request.arrival);
   };
   std::vector<int64_t> prompts;
   for (size_t i = 0; i < snapshot.running.size(); ++i) {
@@ -72,11 +76,15 @@ std::vector<int64_t> SharePrefillRows(const SchedulerSnapshot& snapshot) {
   std::sort(prompts.begin(), prompts.end(), [&](int64_t a, int64_t b) { return key(a) < key(b); });
   std::vector<int64_t> rows(snapshot.running.size(), 0);
   int64_t rows_left = snapshot.max_prefill_rows;
+  bool ends_one = false;
   for (int64_t i : prompts) {
+    // A prompt that ends in this step does not wait for rows of one that does not.
+    if (ends_one && remaining(i) > rows_left) break;
     // A chunk ends on the 64-token grid or at the prompt's end, so that no bit depends on how a prompt was
     // cut.
     const int64_t count = remaining(i) <= rows_left ? remaining(i) : rows_left / kPageTokens * kPageTokens;
     rows[static_cast<size_t>(i)] = count;
+    ends_one |= count == remaining(i);
     rows_left -= count;
   }
   return rows;
@@ -127,10 +135,12 @@ std::vector<int64_t> PlanAdmission(const SchedulerSnapshot& snapshot) {
   return admitted;
 }
 
-StepPlan PlanStep(const SchedulerSnapshot& snapshot) {
+namespace {
+
+StepPlan PlanStep(const SchedulerSnapshot& snapshot, PrefillOrder prefill_order) {
   StepPlan plan;
   const std::vector<int64_t> order = ByImportance(snapshot.running);
-  const std::vector<int64_t> prefill_rows = SharePrefillRows(snapshot);
+  const std::vector<int64_t> prefill_rows = SharePrefillRows(snapshot, prefill_order);
   int64_t free = snapshot.free_pages;
   std::vector<char> preempted(snapshot.running.size(), 0);
   size_t last = order.size();  // order[last, ..) have nothing more to give
@@ -184,6 +194,15 @@ StepPlan PlanStep(const SchedulerSnapshot& snapshot) {
   plan.block_rows = BlockRows(snapshot, plan.verify);
   for (StepPlan::Verify& member : plan.verify)
     member.max_drafts = std::min(member.max_drafts, plan.block_rows - 1);
+  return plan;
+}
+
+}  // namespace
+
+StepPlan PlanStep(const SchedulerSnapshot& snapshot) {
+  StepPlan plan = PlanStep(snapshot, PrefillOrder::kShortestFirst);
+  // The prompt that would have gone first finds no pages, which nobody may wait for.
+  if (plan.empty()) plan = PlanStep(snapshot, PrefillOrder::kByImportance);
   return plan;
 }
 

@@ -89,9 +89,9 @@ struct StepPlan {
 };
 
 // Every decoding sequence that has room verifies. Prompts share the prefill rows: the one with the fewest
-// rows left first, so that a short one does not wait for a long one, but before them one that has waited for
-// kMaxPausedSteps steps, so that a long one does not wait for ever. A sequence that gets no pages pauses and
-// keeps what it has.
+// rows left first, so that a short one does not wait for a long one, and in the step in which one ends none
+// that does not; but before them one that has waited for kMaxPausedSteps steps, so that a long one does not
+// wait for ever. A sequence that gets no pages pauses and keeps what it has.
 StepPlan PlanStep(const SchedulerSnapshot& snapshot);
 
 }  // namespace dflash

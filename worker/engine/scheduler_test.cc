@@ -134,11 +134,17 @@ TEST(PlanAdmissionTest, OrderIsOverdueThenPriorityThenResumedThenFairThenArrival
 
 TEST(PlanStepTest, ChunksEndOnTheGridOrAtThePromptsEnd) {
   const StepPlan plan = PlanStep(Snapshot({InPrompt(0, 100, 64), InPrompt(1, 300, 0), InPrompt(2, 20, 0)}));
-  // The shortest first: 20, then the 36 that the first has left, and of the 72 rows left one grid cell.
-  EXPECT_THAT(Of(plan.prefill), ElementsAre(Pair{0, 36}, Pair{1, 64}, Pair{2, 20}));
-  EXPECT_THAT(Of(plan.reserve), ElementsAre(Pair{0, 100}, Pair{1, 64}, Pair{2, 20}));
+  // The shortest first: 20, then the 36 that the first has left. Both end, so the long one has to wait.
+  EXPECT_THAT(Of(plan.prefill), ElementsAre(Pair{0, 36}, Pair{2, 20}));
+  EXPECT_THAT(Of(plan.reserve), ElementsAre(Pair{0, 100}, Pair{2, 20}));
   EXPECT_THAT(plan.verify, IsEmpty());
   EXPECT_TRUE(plan.needs_results());
+  // None ends: whole grid cells.
+  SchedulerSnapshot snapshot = Snapshot({InPrompt(0, 300, 64), InPrompt(1, 300, 0)});
+  snapshot.max_prefill_rows = 320;
+  EXPECT_THAT(Of(PlanStep(snapshot).prefill), ElementsAre(Pair{0, 236}));
+  snapshot.max_prefill_rows = 192;
+  EXPECT_THAT(Of(PlanStep(snapshot).prefill), ElementsAre(Pair{0, 192}));
 }
 
 TEST(PlanStepTest, AShortPromptOvertakesALongOneButNotForEver) {
@@ -239,10 +245,13 @@ TEST(PlanStepTest, APromptRunsAsFarAsItsPagesReach) {
   EXPECT_THAT(Of(PlanStep(snapshot).prefill), IsEmpty());
   // It takes what a less important one holds, and all of it if need be; sequences without pages keep their
   // slot.
-  snapshot = Snapshot({InPrompt(0, 300, 64, 1), Decoding(1, 20, 100, 1, 1), InPrompt(2, 64, 0)}, 0);
-  const StepPlan plan = PlanStep(snapshot);
+  snapshot = Snapshot({InPrompt(0, 300, 64, 1), Decoding(1, 20, 100, 1, 1), InPrompt(2, 300, 0)}, 0);
+  StepPlan plan = PlanStep(snapshot);
   EXPECT_THAT(plan.preempt, ElementsAre(1));
   EXPECT_THAT(Of(plan.prefill), ElementsAre(Pair{0, 64}));
+  // The short one goes first, but there is no page for it: then the most important one runs.
+  snapshot = Snapshot({InPrompt(0, 300, 64, 2), InPrompt(1, 64, 0)}, 0);
+  EXPECT_THAT(Of(PlanStep(snapshot).prefill), ElementsAre(Pair{0, 64}));
 }
 
 // A model of the engine that knows nothing but plans: whatever arrives, every request comes to its end, no
