@@ -73,6 +73,11 @@ FlagParser MakeParser(Settings& settings) {
   parser.Integer("max-verify-rows", "N",
                  "anchors and drafts in one step above which blocks get shorter; 0: what suits the backend",
                  0, 65536, &settings.max_verify_rows);
+  parser.Integer(
+      "prefix-checkpoints", "N",
+      "copies of recurrent states that the prefix cache keeps; 0: no prefix cache. Default: two for "
+      "each of max-sequences, at most 32",
+      0, 1 << 20, &settings.prefix_checkpoints);
   parser.Switch("allow-unlisted-config-keys",
                 "accept keys of config.json that docs/config-keys.md does not list",
                 &settings.allow_unlisted_keys);

@@ -50,6 +50,8 @@ std::vector<std::string> WorkerCommand(const std::filesystem::path& worker, cons
   for (const auto& [name, value] : numbers) command.insert(command.end(), {name, absl::StrCat(value)});
   if (settings.memory_fraction > 0)
     command.insert(command.end(), {"--memory-fraction", absl::StrCat(settings.memory_fraction)});
+  if (settings.prefix_checkpoints)
+    command.insert(command.end(), {"--prefix-checkpoints", absl::StrCat(*settings.prefix_checkpoints)});
   if (settings.instruction_set != "auto") {
     command.insert(command.end(), {"--instruction-set", settings.instruction_set});
   }

@@ -74,6 +74,7 @@ absl::StatusOr<MemoryDemand> DemandOf(const GroupOptions& options, const TargetC
   demand.sequences = options.max_sequences;
   demand.pages = pages;
   demand.prefill_rows = PrefillRows(options.max_prefill_tokens);
+  demand.checkpoints = options.checkpoints;
   demand.activation = ActivationDType();
   if (!draft_config) return demand;
   demand.taps = draft_config->num_taps();
@@ -210,6 +211,7 @@ absl::StatusOr<Group> LoadGroup(const GroupOptions& options, const Log& log) {
 
   Target::Options target_options;
   target_options.max_prefill_rows = demand.prefill_rows;
+  target_options.checkpoints = options.checkpoints;
   target_options.max_block_rows = draft_config ? group.contract.block_size : 1;
   target_options.max_verify_rows = options.max_sequences * target_options.max_block_rows;
   if (draft_config) target_options.taps = group.contract.taps;
@@ -260,6 +262,7 @@ absl::StatusOr<std::unique_ptr<Engine>> Group::MakeEngine(int64_t max_prefill_to
                             : Graph::IsCaptureCostly() ? kVerifyRowsOfAGpu
                                                        : 0;
   options.vocabulary = vocabulary;
+  options.turn_end_tokens = generation.eos_token_ids;
   options.observer = observer;
   options.ranks = ranks;
   DFLASH_ASSIGN_OR_RETURN(

@@ -33,6 +33,7 @@ struct GroupOptions {
   double memory_fraction = 0;        // of the device's memory that the group may use in all; 0: not said
   int64_t max_prefill_tokens = 0;    // prefill rows of a step; 0: what suits the backend (PrefillRows)
   int64_t max_verify_rows = 0;       // EngineOptions::max_verify_rows; 0: what suits the backend
+  int64_t checkpoints = 0;           // of recurrent states, for the prefix cache; 0: there is none
   bool allow_unlisted_keys = false;  // of configuration files
   // Weights are made from this seed (docs/spec/random-weights.md): the folders hold configurations and no
   // weights, and may lack a tokenizer.

@@ -52,6 +52,7 @@ struct Flags {
   std::string instruction_set = "auto";
   int64_t device = 0;
   std::optional<int64_t> random_weights;
+  std::optional<int64_t> prefix_checkpoints;
   bool probe = false;
   MembershipOptions membership;
   int64_t rank = 0;
@@ -91,6 +92,11 @@ FlagParser MakeParser(Flags& flags) {
   parser.Integer("max-verify-rows", "N",
                  "anchors and drafts in one step above which blocks get shorter; 0: what suits the backend",
                  0, 65536, &flags.group.max_verify_rows);
+  parser.Integer(
+      "prefix-checkpoints", "N",
+      "copies of recurrent states that the prefix cache keeps; 0: no prefix cache. Default: two for "
+      "each of max-sequences, at most 32",
+      0, 1 << 20, &flags.prefix_checkpoints);
   parser.Switch("allow-unlisted-config-keys",
                 "accept keys of config.json that docs/config-keys.md does not list",
                 &flags.group.allow_unlisted_keys);
@@ -342,13 +348,15 @@ absl::Status FinishRankFlags(Flags& flags) {
   flags.membership.collective_timeout = absl::Seconds(flags.rank_timeout_seconds);
   flags.group.draft_placement =
       flags.draft_placement == "sharded" ? DraftPlacement::kSharded : DraftPlacement::kRankZero;
+  flags.group.checkpoints =
+      flags.prefix_checkpoints.value_or(std::min<int64_t>(2 * flags.group.max_sequences, 32));
   // What decides about shapes and control flow; paths may differ between hosts.
   const GroupOptions& group = flags.group;
   channel.options =
       absl::StrCat("drafter=", !group.draft_model.empty(), " placement=", flags.draft_placement,
                    " sequences=", group.max_sequences, " context=", group.max_context_tokens,
                    " cache=", group.cache_tokens, " prefill=", group.max_prefill_tokens,
-                   " fraction=", group.memory_fraction,
+                   " fraction=", group.memory_fraction, " checkpoints=", group.checkpoints,
                    " random=", group.random_weights.has_value() ? absl::StrCat(*group.random_weights) : "no",
                    " defect=", group.defect, " communicator=", flags.membership.communicator);
   if (flags.rank >= flags.ranks)

@@ -334,6 +334,55 @@ TEST(LoadTest, PagesAreKnownAsSoonAsTheServerServes) {
   EXPECT_EQ(load.groups(0).cache_pages_free(), load.groups(0).cache_pages_total());
 }
 
+// What a prompt shares with earlier ones is not run again; the client, GetLoad and the metrics say so, and
+// the answer is the same. A salt of one's own, or none of it, is respected.
+TEST(PrefixCacheTest, PromptsBeginWithWhatIsCached) {
+  Server server;
+  ASSERT_NE(server.channel(), nullptr);
+  std::vector<uint32_t> prompt;
+  for (const GoldenText& golden : GoldenTexts())
+    prompt.insert(prompt.end(), golden.prompt_ids.begin(), golden.prompt_ids.end());
+  ASSERT_GT(prompt.size(), 700u);
+  prompt.resize(700);
+  const auto run = [&](const std::string& salt, bool no_cache) {
+    v1::GenerateRequest request = TokenRequest(prompt, 16);
+    if (!salt.empty()) request.mutable_scheduling()->set_cache_salt(salt);
+    request.mutable_scheduling()->set_no_prefix_cache(no_cache);
+    const ctl::Generation generation = server.GenerateOk(request);
+    EXPECT_EQ(generation.started.cached_tokens(), generation.finished.usage().cached_tokens());
+    return generation;
+  };
+  const ctl::Generation cold = run("", false), warm = run("", false);
+  EXPECT_EQ(cold.started.cached_tokens(), 0u);
+  EXPECT_EQ(warm.started.cached_tokens(), 640u);
+  EXPECT_EQ(warm.token_ids, cold.token_ids);
+  EXPECT_GT(warm.finished.speculation().drafted_tokens(), 0u);
+  EXPECT_EQ(warm.finished.speculation().accepted_tokens(), cold.finished.speculation().accepted_tokens());
+  EXPECT_EQ(run("tenant", false).started.cached_tokens(), 0u);
+  EXPECT_EQ(run("tenant", false).started.cached_tokens(), 640u);
+  EXPECT_EQ(run("", true).started.cached_tokens(), 0u);
+  prompt.back() ^= 1;
+  EXPECT_EQ(run("", false).started.cached_tokens(), 640u);
+  prompt.front() ^= 1;
+  EXPECT_EQ(run("", false).started.cached_tokens(), 0u);
+
+  EXPECT_TRUE(PollUntil([&] {
+    const std::string page = server.Metrics();
+    for (const char* line :
+         {"dflashd_prefix_cache_queried_tokens_total{model=\"tiny-qwen3.6\",group=\"0\"} 4200",
+          "{pool=\"effective\",model=\"tiny-qwen3.6\",group=\"0\"} 1920",
+          "{pool=\"draft_full\",model=\"tiny-qwen3.6\",group=\"0\"} 1920",
+          "{source=\"cached\",model=\"tiny-qwen3.6\"} 1920"}) {
+      if (page.find(line) == std::string::npos) return false;
+    }
+    return true;
+  })) << server.Metrics();
+  EXPECT_TRUE(PollUntil([&] {
+    const v1::GroupLoad group = server.Load().groups(0);
+    return group.cache_pages_free() == group.cache_pages_total() && group.running() == 0;
+  })) << "what is only cached counts as free";
+}
+
 TEST(ShutdownTest, TermEndsTheDaemonAndItsWorker) {
   Server server;
   ASSERT_NE(server.channel(), nullptr);

@@ -20,17 +20,17 @@ absl::Span<const int32_t> Reusable(absl::Span<const int32_t> prompt) {
 }  // namespace
 
 std::vector<int64_t> CheckpointPositions(absl::Span<const int32_t> prompt,
-                                         const std::vector<int32_t>& segment_end_tokens) {
-  const auto ends_segment = [&](int32_t token) {
-    return std::find(segment_end_tokens.begin(), segment_end_tokens.end(), token) != segment_end_tokens.end();
+                                         const std::vector<int32_t>& turn_end_tokens) {
+  const auto ends_turn = [&](int32_t token) {
+    return std::find(turn_end_tokens.begin(), turn_end_tokens.end(), token) != turn_end_tokens.end();
   };
   const auto size = static_cast<int64_t>(prompt.size());
   // A longer prompt can begin with all of this one; the same prompt has to leave its last token.
   std::set<int64_t> positions = {OnGrid(size), OnGrid(size - 1)};
-  const auto first = std::find_if(prompt.begin(), prompt.end(), ends_segment);
+  const auto first = std::find_if(prompt.begin(), prompt.end(), ends_turn);
   if (first != prompt.end()) {
     positions.insert(OnGrid(first - prompt.begin() + 1));
-    const auto last = std::find_if(prompt.rbegin(), prompt.rend(), ends_segment);
+    const auto last = std::find_if(prompt.rbegin(), prompt.rend(), ends_turn);
     positions.insert(OnGrid(prompt.rend() - last));
   }
   positions.erase(0);
@@ -58,7 +58,7 @@ PrefixCache::Hit PrefixCache::Find(const std::string& salt, absl::Span<const int
   hit.tokens = std::min(hit.page_tokens, hit.state_tokens);
   if (cells == 0) return hit;
   hit.checkpoint = index_.checkpoint(path[cells - 1]);
-  for (size_t cell = 0; cell < cells; ++cell) hit.pinned_pages += index_.is_pinned(path[cell]);
+  for (size_t cell = 0; cell < cells; ++cell) hit.pinned_pages += index_.pins(path[cell]) > 0;
   return hit;
 }
 
@@ -75,7 +75,7 @@ absl::StatusOr<PrefixCache::Hit> PrefixCache::Open(int32_t slot, const std::stri
     index_.TouchCheckpoint(path.back());
     PinOnly(user, path.back());
   }
-  std::vector<int64_t> positions = CheckpointPositions(prompt, options_.segment_end_tokens);
+  std::vector<int64_t> positions = CheckpointPositions(prompt, options_.turn_end_tokens);
   // Where this prompt leaves the cached ones, others will too.
   positions.push_back(hit.page_tokens);
   std::sort(positions.begin(), positions.end());
@@ -138,6 +138,24 @@ void PrefixCache::Close(int32_t slot) {
   User& user = users_[static_cast<size_t>(slot)];
   if (user.pinned != PrefixIndex::kNone) index_.Unpin(user.pinned);
   user = {};
+}
+
+int64_t PrefixCache::PagesAfter(int32_t slot) const {
+  const std::vector<int32_t>& pages = table_->pages_of(slot);
+  auto count = static_cast<int64_t>(pages.size());
+  std::vector<PrefixIndex::Node> path;
+  for (PrefixIndex::Node node = users_[static_cast<size_t>(slot)].pinned; node != PrefixIndex::kNone;
+       node = index_.parent(node)) {
+    path.push_back(node);
+  }
+  std::reverse(path.begin(), path.end());
+  for (size_t cell = 0; cell < path.size(); ++cell) {
+    const bool is_own = index_.page(path[cell]) == pages[cell];  // else the slot has a copy
+    const bool is_only_user = index_.pins(path[cell]) == 1;
+    if (is_own && !is_only_user) --count;
+    if (!is_own && is_only_user) ++count;
+  }
+  return count;
 }
 
 bool PrefixCache::EvictPage() {

@@ -22,9 +22,9 @@ class PrefixCache {
  public:
   struct Options {
     int64_t checkpoints = 0;  // of the target's pool, >= 1
-    // A token that ends a segment of a prompt (the system's message, a user's turn): states are kept at
-    // segments' ends, since that is where other prompts branch off.
-    std::vector<int32_t> segment_end_tokens;
+    // Tokens that end a turn of a conversation (the system's message, a user's): states are kept at turns'
+    // ends, since that is where other prompts branch off.
+    std::vector<int32_t> turn_end_tokens;
   };
   // `table` is not owned; the cache holds references of its pages.
   PrefixCache(Options options, SequenceTable* table);
@@ -57,6 +57,8 @@ class PrefixCache {
 
   // Pages that MakeRoom can add to the free ones.
   int64_t evictable_pages() const { return index_.evictable(); }
+  // How many pages more are free or evictable once the slot is closed.
+  int64_t PagesAfter(int32_t slot) const;
   // Evicts until the table has `pages` free ones or nothing is left to evict.
   void MakeRoom(int64_t pages);
   // Evicts everything that nobody uses.
@@ -85,9 +87,9 @@ class PrefixCache {
 };
 
 // Where states of a prompt are kept, beside the place where it leaves what is cached: at the ends of its
-// first segment (the system's message and tools) and of its last one (the user's turn), and at its own end;
-// all of them moved down to the grid, ascending.
+// first turn (the system's message and tools) and of its last one (the user's), and at its own end; all of
+// them moved down to the grid, ascending.
 std::vector<int64_t> CheckpointPositions(absl::Span<const int32_t> prompt,
-                                         const std::vector<int32_t>& segment_end_tokens);
+                                         const std::vector<int32_t>& turn_end_tokens);
 
 }  // namespace dflash

@@ -18,7 +18,7 @@ using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using Tokens = std::vector<int32_t>;
 
-constexpr int32_t kEnd = 999;  // ends a segment
+constexpr int32_t kEnd = 999;  // ends a turn
 
 Tokens Some(int64_t count, int32_t from = 0) {
   Tokens tokens;
@@ -32,7 +32,7 @@ Tokens Join(std::initializer_list<Tokens> parts) {
   return tokens;
 }
 
-TEST(CheckpointPositions, AreEndsOfSegmentsAndOfThePromptOnTheGrid) {
+TEST(CheckpointPositions, AreEndsOfTurnsAndOfThePromptOnTheGrid) {
   const Tokens prompt = Join({Some(199), {kEnd}, Some(300), {kEnd}, Some(400), {kEnd}, Some(70)});
   EXPECT_THAT(CheckpointPositions(prompt, {kEnd}), ElementsAre(192, 896, 960));
   EXPECT_THAT(CheckpointPositions(prompt, {}), ElementsAre(960));
@@ -50,7 +50,7 @@ class PrefixCacheTest : public ::testing::Test {
     table_ =
         SequenceTable::Create({.slots = slots, .pages = pages, .max_tokens = 64 * pages}, *stream_).value();
     cache_ = std::make_unique<PrefixCache>(
-        PrefixCache::Options{.checkpoints = checkpoints, .segment_end_tokens = {kEnd}}, &*table_);
+        PrefixCache::Options{.checkpoints = checkpoints, .turn_end_tokens = {kEnd}}, &*table_);
   }
   // A request's prompt from its hit to its end in pieces of `piece` tokens.
   struct Started {
@@ -74,9 +74,13 @@ class PrefixCacheTest : public ::testing::Test {
     }
     return started;
   }
-  void End(const Started& started) {
-    cache_->Close(started.slot);
-    ASSERT_EQ(table_->Close(started.slot), absl::OkStatus());
+  void End(const Started& started) { Close(started.slot); }
+  void Close(int32_t slot) {
+    const int64_t before = table_->free_pages() + cache_->evictable_pages();
+    const int64_t more = cache_->PagesAfter(slot);
+    cache_->Close(slot);
+    ASSERT_EQ(table_->Close(slot), absl::OkStatus());
+    ASSERT_EQ(table_->free_pages() + cache_->evictable_pages(), before + more);
   }
   int64_t RunToEnd(const Tokens& prompt, const std::string& salt = "") {
     const Started started = Start(prompt, salt);
@@ -134,7 +138,7 @@ TEST_F(PrefixCacheTest, AStateIsKeptWherePromptsBranch) {
   EXPECT_EQ(hit.tokens, 256);
 }
 
-TEST_F(PrefixCacheTest, SegmentsAreReusedAtOnce) {
+TEST_F(PrefixCacheTest, TurnsAreReusedAtOnce) {
   Make(1, 64, 8);
   const Tokens system = Join({Some(400), {kEnd}});
   EXPECT_EQ(RunToEnd(Join({system, Some(80), {kEnd}, Some(5)})), 0);
@@ -194,11 +198,9 @@ TEST_F(PrefixCacheTest, TwoMakeTheSameStatesInOneStep) {
   cache_->OnPrefilled(b, 200, made_b);
   EXPECT_EQ(cache_->used_checkpoints(), 1);
   EXPECT_EQ(cache_->pages(), 3);
-  for (int32_t slot : {a, b}) {
-    cache_->Close(slot);
-    ASSERT_EQ(table_->Close(slot), absl::OkStatus());
-  }
+  for (int32_t slot : {a, b}) Close(slot);
   EXPECT_EQ(table_->free_pages(), 29) << "the second one's copies are free again";
+  EXPECT_EQ(cache_->evictable_pages(), 3);
 }
 
 // Prompts from a small family, in and out in any order, with too few pages and checkpoints for all of them.

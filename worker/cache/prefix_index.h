@@ -40,7 +40,9 @@ class PrefixIndex {
                   const std::vector<int32_t>& pages);
 
   int32_t page(Node node) const { return Get(node).page; }
-  bool is_pinned(Node node) const { return Get(node).pins > 0; }
+  // kNone: it is the first of its prefix.
+  Node parent(Node node) const { return IsRoot(Get(node).key.parent) ? kNone : Get(node).key.parent; }
+  int64_t pins(Node node) const { return Get(node).pins; }
   // -1: none.
   int32_t checkpoint(Node node) const { return Get(node).checkpoint; }
   // Of a node that has none.

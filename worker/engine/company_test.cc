@@ -25,11 +25,13 @@ using testing::RunOneByOne;
 using testing::StepTotals;
 using testing::TinyPair;
 
-absl::StatusOr<TinyPair> LoadPools(int64_t slots, int64_t pages, int64_t max_tokens = 1024) {
+absl::StatusOr<TinyPair> LoadPools(int64_t slots, int64_t pages, int64_t max_tokens = 1024,
+                                   int64_t checkpoints = 0) {
   testing::TinyPairOptions options;
   options.slots = slots;
   options.pages = pages;
   options.max_tokens = max_tokens;
+  options.checkpoints = checkpoints;
   return LoadTinyPair(options);
 }
 
@@ -46,7 +48,8 @@ void ExpectIdle(const Engine& engine, const TinyPair& pair) {
   EXPECT_EQ(engine.Gauges().running, 0);
   EXPECT_EQ(engine.Gauges().waiting, 0);
   EXPECT_EQ(pair.table->free_slots(), pair.table->slots());
-  EXPECT_EQ(pair.table->free_pages(), pair.table->pages());
+  // All pages are free, or hold prefixes that nobody uses.
+  EXPECT_EQ(pair.table->free_pages() + engine.Gauges().pages_evictable, pair.table->pages());
 }
 
 // Runs the requests alone, then together over pools in which they do not all fit.
@@ -157,22 +160,26 @@ int64_t ResidentBytes() {
 }
 
 // Requests come and go in batches; after each one the pools are as they were at the beginning.
-void CheckChurn(int batches, size_t batch) {
-  absl::StatusOr<TinyPair> pair = LoadPools(12, 10);
+// With checkpoints, requests begin with what others have left of their prompts.
+void CheckChurn(int batches, size_t batch, int64_t checkpoints) {
+  absl::StatusOr<TinyPair> pair = LoadPools(12, 10, 1024, checkpoints);
   ASSERT_TRUE(pair.ok()) << pair.status();
   StepTotals totals;
   const std::unique_ptr<Engine> engine = MakeEngine(*pair, 128, &totals);
-  int64_t before = 0, finished = 0;
+  int64_t before = 0, finished = 0, cached = 0;
+  std::vector<GenerationOutcome> first;
   for (int n = 0; n < batches; ++n) {
     // The same ones again and again, so that each can be compared with what it got the first time.
-    static std::vector<GenerationOutcome> first;
     const std::vector<GenerationRequest> requests =
-        MixedRequests(batch, 11, {.longest_prompt = 60, .most_tokens = 80});
+        MixedRequests(batch, 11, {.longest_prompt = checkpoints > 0 ? 160 : 60, .most_tokens = 80});
     const auto outcomes = RunInCompany(
         *engine, requests, {.seed = static_cast<uint32_t>(n), .most_arrivals = 8, .cancelled = batch / 5});
     ASSERT_TRUE(outcomes.ok()) << outcomes.status();
     if (n == 0) first = *outcomes;
-    for (size_t i = 0; i < batch; ++i) ExpectSameOutcome((*outcomes)[i], first[i]);
+    for (size_t i = 0; i < batch; ++i) {
+      ExpectSameOutcome((*outcomes)[i], first[i]);
+      cached += (*outcomes)[i].started.cached_tokens;
+    }
     finished += static_cast<int64_t>(batch + batch / 5);
     ExpectIdle(*engine, *pair);
     if (::testing::Test::HasFailure()) return;
@@ -180,17 +187,26 @@ void CheckChurn(int batches, size_t batch) {
   }
   const int64_t grown = ResidentBytes() - before;
   std::printf(
-      "%ld requests in %ld steps, %ld preemptions; resident memory grew by %ld KiB in the last three "
-      "quarters\n",
-      finished, totals.steps, totals.preemptions, grown / 1024);
+      "%ld requests in %ld steps, %ld preemptions, %ld tokens from the prefix cache; resident memory grew by "
+      "%ld KiB in the last three quarters\n",
+      finished, totals.steps, totals.preemptions, cached, grown / 1024);
+  EXPECT_EQ(cached > 0, checkpoints > 0);
   EXPECT_GT(totals.preemptions, 0);
   EXPECT_GT(totals.accepted, 0);
   EXPECT_LT(grown, int64_t{4} << 20);
 }
 
-TEST(CompanyTest, ChurnLeavesNothing) { CheckChurn(/*batches=*/4, /*batch=*/25); }
+TEST(CompanyTest, ChurnLeavesNothing) { CheckChurn(/*batches=*/4, /*batch=*/25, /*checkpoints=*/0); }
 
-TEST(CompanyTest, ChurnLeavesNothingFull) { CheckChurn(/*batches=*/84, /*batch=*/100); }
+TEST(CompanyTest, ChurnWithPrefixCacheLeavesNothing) {
+  CheckChurn(/*batches=*/3, /*batch=*/20, /*checkpoints=*/5);
+}
+
+TEST(CompanyTest, ChurnLeavesNothingFull) { CheckChurn(/*batches=*/84, /*batch=*/100, /*checkpoints=*/0); }
+
+TEST(CompanyTest, ChurnWithPrefixCacheLeavesNothingFull) {
+  CheckChurn(/*batches=*/84, /*batch=*/100, /*checkpoints=*/5);
+}
 
 }  // namespace
 }  // namespace dflash

@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "base/status.h"
 #include "kernels/device/buffer.h"
+#include "worker/cache/prefix_cache.h"
 #include "worker/cache/sequence_table.h"
 #include "worker/draft/drafter.h"
 #include "worker/engine/decode_rounds.h"
@@ -15,6 +16,7 @@
 #include "worker/engine/text_stream.h"
 #include "worker/model/target.h"
 #include "worker/rank/leader.h"
+#include "worker/rank/open_slot.h"
 
 namespace dflash {
 namespace {
@@ -75,6 +77,7 @@ class Engine::Impl {
     FinishedReport report;         // grows with the request
     absl::Time prefill_start, first_token;
     bool done = false;
+    bool had_fault = false;  // logits that are not numbers
 
     int64_t prompt_size() const { return static_cast<int64_t>(request.prompt_tokens.size()); }
     int64_t emitted() const { return static_cast<int64_t>(output.size()); }
@@ -100,7 +103,7 @@ class Engine::Impl {
     StepBatch batch;
     std::vector<Sequence*> sequences;  // of the batch
   };
-  KnownRows DescribeRows(const StepPlan& plan) const;
+  KnownRows DescribeRows(const StepPlan& plan);
   absl::Status TellRanks(const StepPlan& plan, const StepBatch& known);
   absl::Status RunKnownRows(const KnownRows& known, StepReport& report);
   absl::StatusOr<std::vector<int32_t>> SamplePrompts(const KnownRows& known, const ForwardResult& forward);
@@ -127,7 +130,9 @@ class Engine::Impl {
   const Stream* stream_;
   Buffer sampling_params_, positions_, sampled_;  // of prompts' last rows
   std::unique_ptr<DecodeRounds> rounds_;
-  std::deque<std::vector<Sequence*>> members_;  // of the rounds in flight, in their order
+  std::unique_ptr<PrefixCache> prefixes_;         // null: there is none
+  std::vector<PrefixReport> prefixes_looked_up_;  // since the last report of a step
+  std::deque<std::vector<Sequence*>> members_;    // of the rounds in flight, in their order
 
   // Engine thread only.
   int64_t arrivals_ = 0;
@@ -157,6 +162,12 @@ absl::Status Engine::Impl::Allocate() {
                                         .max_in_flight = options_.rounds_ahead + 1,
                                         .ranks = options_.ranks};
   DFLASH_ASSIGN_OR_RETURN(rounds_, DecodeRounds::Create(rounds, target_, drafter_, table_, *stream_));
+  if (target_->checkpoints() > 0) {
+    prefixes_ =
+        std::make_unique<PrefixCache>(PrefixCache::Options{.checkpoints = target_->checkpoints(),
+                                                           .turn_end_tokens = options_.turn_end_tokens},
+                                      table_);
+  }
   PublishGauges();
   return absl::OkStatus();
 }
@@ -269,6 +280,11 @@ void Engine::Impl::DropEnded() {
 
 absl::Status Engine::Impl::Release(Sequence& sequence) {
   if (options_.ranks != nullptr) options_.ranks->OnClose(sequence.slot);
+  if (prefixes_ != nullptr) {
+    prefixes_->Close(sequence.slot);
+    // Whatever was the cause, it may be in what others would begin with.
+    if (sequence.had_fault) prefixes_->Clear();
+  }
   return table_->Close(std::exchange(sequence.slot, -1));
 }
 
@@ -323,19 +339,26 @@ SchedulerSnapshot Engine::Impl::Snapshot() const {
         drafts = std::min<int64_t>(drafts, sequence->request.max_draft_tokens);
     }
     const auto pages = static_cast<int64_t>(table_->pages_of(sequence->slot).size());
-    snapshot.running.push_back({.request = describe(*sequence),
-                                .stored = sequence->stored,
-                                .rounds_in_flight = sequence->rounds_in_flight,
-                                .max_drafts = drafts,
-                                .pages = pages,
-                                .released_pages = pages,
-                                .paused_steps = sequence->paused_steps,
-                                .ended = sequence->done});
+    snapshot.running.push_back(
+        {.request = describe(*sequence),
+         .stored = sequence->stored,
+         .rounds_in_flight = sequence->rounds_in_flight,
+         .max_drafts = drafts,
+         .pages = pages,
+         .released_pages = prefixes_ == nullptr ? pages : prefixes_->PagesAfter(sequence->slot),
+         .paused_steps = sequence->paused_steps,
+         .ended = sequence->done});
   }
-  for (const auto& sequence : waiting_)
-    snapshot.waiting.push_back({.request = describe(*sequence), .cached_pages = 0});
+  for (const auto& sequence : waiting_) {
+    int64_t cached_pages = 0;  // at no cost: others hold them anyway
+    if (prefixes_ != nullptr && sequence->request.use_prefix_cache && table_->free_slots() > 0) {
+      cached_pages =
+          prefixes_->Find(sequence->request.cache_salt, sequence->request.prompt_tokens).pinned_pages;
+    }
+    snapshot.waiting.push_back({.request = describe(*sequence), .cached_pages = cached_pages});
+  }
   snapshot.free_slots = table_->free_slots();
-  snapshot.free_pages = table_->free_pages();
+  snapshot.free_pages = table_->free_pages() + (prefixes_ == nullptr ? 0 : prefixes_->evictable_pages());
   snapshot.max_prefill_rows = options_.max_prefill_tokens;
   snapshot.block_rows = block_rows();
   snapshot.max_verify_rows = options_.max_verify_rows;
@@ -356,18 +379,31 @@ absl::Status Engine::Impl::Admit() {
   return absl::OkStatus();
 }
 
-// Gives a waiting request a slot without anything in it. One that was preempted starts over, and nobody is
-// told.
+// Gives a waiting request a slot, and in it what the prefix cache has of its prompt. One that was preempted
+// starts over, and nobody is told.
 absl::Status Engine::Impl::Open(Sequence& sequence) {
   DFLASH_ASSIGN_OR_RETURN(sequence.slot, table_->Open());
-  if (options_.ranks != nullptr) options_.ranks->OnOpen(sequence.slot, sequence.request.sampling);
-  DFLASH_RETURN_IF_ERROR(target_->Open(sequence.slot));
-  if (drafter_ != nullptr) DFLASH_RETURN_IF_ERROR(drafter_->Open(sequence.slot, 0));
-  sequence.stored = 0;
+  const GenerationRequest& request = sequence.request;
+  StateCheckpoint begin;
+  if (prefixes_ != nullptr && request.use_prefix_cache) {
+    DFLASH_ASSIGN_OR_RETURN(const PrefixCache::Hit hit,
+                            prefixes_->Open(sequence.slot, request.cache_salt, request.prompt_tokens));
+    begin = {.position = hit.tokens, .index = hit.checkpoint};
+    prefixes_looked_up_.push_back({.prompt_tokens = sequence.prompt_size(),
+                                   .page_tokens = hit.page_tokens,
+                                   .state_tokens = hit.state_tokens,
+                                   .tokens = hit.tokens});
+  }
+  if (options_.ranks != nullptr) {
+    options_.ranks->OnOpen(sequence.slot, request.sampling, begin);
+    if (begin.position > 0) options_.ranks->OnGrow(sequence.slot, table_->pages_of(sequence.slot));
+  }
+  DFLASH_RETURN_IF_ERROR(OpenSlot(sequence.slot, begin, target_, drafter_, table_));
+  sequence.stored = begin.position;
   sequence.paused_steps = 0;
   if (std::exchange(sequence.started, true)) return absl::OkStatus();
   sequence.prefill_start = absl::Now();
-  sequence.sink->OnStarted({.prompt_tokens = sequence.prompt_size(), .cached_tokens = 0});
+  sequence.sink->OnStarted({.prompt_tokens = sequence.prompt_size(), .cached_tokens = begin.position});
   return absl::OkStatus();
 }
 
@@ -396,6 +432,8 @@ absl::Status Engine::Impl::MakeRoom(const StepPlan& plan, StepReport& report) {
 absl::Status Engine::Impl::ReservePages(const Sequence& sequence, int64_t tokens) {
   const std::vector<int32_t>& pages = table_->pages_of(sequence.slot);
   const size_t before = pages.size();
+  if (prefixes_ != nullptr)
+    prefixes_->MakeRoom((tokens + kPageTokens - 1) / kPageTokens - static_cast<int64_t>(before));
   DFLASH_RETURN_IF_ERROR(table_->Reserve(sequence.slot, tokens));
   if (options_.ranks != nullptr && pages.size() > before)
     options_.ranks->OnGrow(sequence.slot, {pages.begin() + static_cast<int64_t>(before), pages.end()});
@@ -413,7 +451,8 @@ absl::StatusOr<bool> Engine::Impl::Step() {
   DFLASH_RETURN_IF_ERROR(MakeRoom(plan, report));
   const KnownRows known = DescribeRows(plan);
   clock.Charge(report.schedule_time);
-  if (plan.empty() && rounds_->in_flight() == 0 && !running_.empty())
+  // Pages that two preempted sequences shared count as free only when both have left.
+  if (plan.empty() && plan.preempt.empty() && rounds_->in_flight() == 0 && !running_.empty())
     return absl::InternalError("no sequence can go on");
   for (auto& sequence : running_) ++sequence->paused_steps;
   for (Sequence* sequence : known.sequences) sequence->paused_steps = 0;
@@ -421,7 +460,7 @@ absl::StatusOr<bool> Engine::Impl::Step() {
   if (!known.sequences.empty()) DFLASH_RETURN_IF_ERROR(RunKnownRows(known, report));
   if (!plan.verify.empty()) DFLASH_RETURN_IF_ERROR(EnqueueRound(plan));
   const int64_t stay = plan.verify.empty() ? 0 : options_.rounds_ahead;
-  bool worked = !plan.empty();
+  bool worked = !plan.empty() || !plan.preempt.empty();
   while (rounds_->in_flight() > stay) {
     DFLASH_RETURN_IF_ERROR(CollectRound(report));
     worked = true;
@@ -430,11 +469,12 @@ absl::StatusOr<bool> Engine::Impl::Step() {
   PublishGauges();
   report.total_time = absl::Now() - start;
   const bool has_news = report.prefill_rows + report.refed_rows + report.verify_rows > 0;
+  if (has_news) report.prefixes = std::exchange(prefixes_looked_up_, {});
   if (has_news && options_.observer != nullptr) options_.observer->OnStep(report, Gauges());
   return worked;
 }
 
-Engine::Impl::KnownRows Engine::Impl::DescribeRows(const StepPlan& plan) const {
+Engine::Impl::KnownRows Engine::Impl::DescribeRows(const StepPlan& plan) {
   KnownRows known;
   const auto add = [&](const StepPlan::Rows& rows, Phase phase, const std::vector<int32_t>& tokens,
                        int64_t first) {
@@ -452,6 +492,9 @@ Engine::Impl::KnownRows Engine::Impl::DescribeRows(const StepPlan& plan) const {
   for (const StepPlan::Rows& rows : plan.prefill) {
     const Sequence& sequence = *running_[static_cast<size_t>(rows.sequence)];
     add(rows, Phase::kPrefill, sequence.request.prompt_tokens, sequence.stored);
+    if (prefixes_ == nullptr) continue;
+    known.batch.sequences.back().checkpoints =
+        prefixes_->PlanCheckpoints(sequence.slot, sequence.stored, sequence.stored + rows.rows);
   }
   for (const StepPlan::Rows& rows : plan.refeed) {
     const Sequence& sequence = *running_[static_cast<size_t>(rows.sequence)];
@@ -503,6 +546,9 @@ absl::Status Engine::Impl::RunKnownRows(const KnownRows& known, StepReport& repo
   for (size_t i = 0; i < known.sequences.size(); ++i) {
     Sequence& sequence = *known.sequences[i];
     sequence.stored += forward.rows[i].count;
+    const SequenceRows& rows = known.batch.sequences[i];
+    if (prefixes_ != nullptr && rows.phase == Phase::kPrefill)
+      prefixes_->OnPrefilled(sequence.slot, sequence.stored, rows.checkpoints);
     if (known.batch.sequences[i].last_logits) {
       sequence.first_token = absl::Now();
       sequence.report.prefill_time = sequence.first_token - sequence.prefill_start;
@@ -627,6 +673,7 @@ void Engine::Impl::Emit(Sequence& sequence, const std::vector<int32_t>& tokens, 
   bool finished = false;
   for (int32_t token : tokens) {
     if (token < 0) {  // logits held a NaN: this request cannot go on, its neighbours can
+      sequence.had_fault = true;
       Fail(sequence, WithReason(absl::InternalError(absl::StrCat("the target's logits at position ",
                                                                  sequence.prompt_size() + sequence.emitted(),
                                                                  " are not numbers")),
@@ -675,6 +722,10 @@ void Engine::Impl::PublishGauges() {
              .state_slots = table_->slots(),
              .pages_total = table_->pages(),
              .pages_free = table_->free_pages()};
+  if (prefixes_ == nullptr) return;
+  gauges_.pages_evictable = prefixes_->evictable_pages();
+  gauges_.checkpoints_total = prefixes_->checkpoints();
+  gauges_.checkpoints_used = prefixes_->used_checkpoints();
 }
 
 absl::Status Engine::Impl::Run() {

@@ -79,6 +79,9 @@ struct EngineOptions {
   // Rows of a round above which its blocks get shorter, so that many sequences together do not verify drafts
   // that are hardly ever accepted; 0: never.
   int64_t max_verify_rows = 0;
+  // Tokens that end a turn of a conversation: where the prefix cache keeps states
+  // (worker/cache/prefix_cache.h). There is a prefix cache if the target has checkpoints.
+  std::vector<int32_t> turn_end_tokens;
   int64_t vocabulary = 0;  // real token ids: only [0, vocabulary) is ever emitted
   // How decode rounds run; the defaults are the backend's. The text is the same either way.
   bool captured_rounds = Graph::IsCaptureCostly();

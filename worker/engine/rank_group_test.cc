@@ -27,6 +27,7 @@ struct Shape {
   DraftPlacement placement = DraftPlacement::kRankZero;
   int64_t slots = 4;
   int64_t pages = 0;  // 0: all that the slots can need
+  int64_t checkpoints = 0;
 };
 
 TinyPair LoadRank(const Shape& shape, Communicator* communicator) {
@@ -36,6 +37,7 @@ TinyPair LoadRank(const Shape& shape, Communicator* communicator) {
   options.pages = shape.pages;
   options.communicator = communicator;
   options.draft_placement = shape.placement;
+  options.checkpoints = shape.checkpoints;
   return testing::LoadTinyPair(options).value();
 }
 
@@ -212,6 +214,47 @@ TEST(RankGroupCompany, ChangesNothing) {
   EXPECT_GT(totals.drafted, totals.accepted);
   EXPECT_EQ(group.pair.table->free_pages(), group.pair.table->pages());
   EXPECT_EQ(group.followers[0]->Join(), absl::OkStatus());
+}
+
+// Rank 0 alone knows what is cached; the others restore and keep states because the plan says so.
+TEST_P(RankGroup, BeginsWithCachedPrefixesOnEveryRank) {
+  const std::vector<GoldenPrompt> golden = testing::LoadGoldenPrompts().value();
+  std::vector<int32_t> system;
+  for (const GoldenPrompt& prompt : golden) {
+    if (system.size() < 160) system.insert(system.end(), prompt.prompt_ids.begin(), prompt.prompt_ids.end());
+  }
+  std::vector<GenerationRequest> requests;
+  for (size_t i = 0; i < 6; ++i) {
+    GenerationRequest request = testing::GoldenRequest(golden[i % 4]);
+    request.prompt_tokens.insert(request.prompt_tokens.begin(), system.begin(), system.end());
+    if (i % 3 == 2) request.sampling = {.temperature = 0.8f, .top_k = 20, .top_p = 0.9f, .seed = 7};
+    request.max_tokens = 24;
+    requests.push_back(std::move(request));
+  }
+  TinyPair alone = LoadRank({}, nullptr);
+  const auto engine = testing::MakeEngine(alone, alone.drafter.get()).value();
+  const auto expected = testing::RunAll(*engine, requests).value();
+
+  Shape shape = GetParam();
+  shape.checkpoints = 3;  // too few for all: some are evicted
+  Group group(shape);
+  int64_t cached = 0, accepted = 0;
+  for (int pass = 0; pass < 2; ++pass) {
+    for (size_t i = 0; i < requests.size(); i += 2) {
+      const auto outcomes = testing::RunAll(*group.engine, {requests[i], requests[i + 1]}).value();
+      for (size_t k = 0; k < 2; ++k) {
+        SCOPED_TRACE(i + k);
+        EXPECT_EQ(outcomes[k].status, absl::OkStatus());
+        EXPECT_EQ(outcomes[k].tokens, expected[i + k].tokens);
+        EXPECT_EQ(outcomes[k].finished.accepted_tokens, expected[i + k].finished.accepted_tokens);
+        cached += outcomes[k].started.cached_tokens;
+        accepted += outcomes[k].finished.accepted_tokens;
+      }
+    }
+  }
+  EXPECT_GT(cached, 8 * 128);
+  EXPECT_GT(accepted, 50);
+  for (const auto& follower : group.followers) ASSERT_EQ(follower->Join(), absl::OkStatus());
 }
 
 TEST(RankFollower, RefusesWhatTheLeaderDidNotSend) {

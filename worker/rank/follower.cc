@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "worker/rank/open_slot.h"
 
 namespace dflash {
 namespace {
@@ -83,8 +84,7 @@ absl::Status RankFollower::ChangeSlots(const RankPlan& plan) {
     if (slot != change.slot) {
       return absl::InternalError(absl::StrCat("the leader opened slot ", change.slot, ", this rank ", slot));
     }
-    DFLASH_RETURN_IF_ERROR(target_->Open(slot));
-    if (drafter_ != nullptr) DFLASH_RETURN_IF_ERROR(drafter_->Open(slot, 0));
+    DFLASH_RETURN_IF_ERROR(OpenSlot(slot, change.begin, target_, drafter_, table_));
     sampling_[static_cast<size_t>(slot)] = change.sampling;
   }
   return absl::OkStatus();
@@ -103,7 +103,8 @@ absl::Status RankFollower::RunKnownRows(const RankPlan& plan) {
                                .start_position = rows.start_position,
                                .tokens = rows.tokens,
                                .parents = {},
-                               .last_logits = rows.last_logits});
+                               .last_logits = rows.last_logits,
+                               .checkpoints = rows.checkpoints});
     if (rows.phase == Phase::kVerify) refed.push_back({.slot = rows.slot, .rows = rows.count});
     if (!rows.last_logits) continue;
     if (rows.slot < 0 || rows.slot >= table_->slots())

@@ -6,9 +6,12 @@
 
 namespace dflash {
 
-void RankLeader::OnOpen(int32_t slot, const SamplingParams& sampling) {
-  slots_.push_back(
-      {.kind = RankPlan::SlotChange::Kind::kOpen, .slot = slot, .pages = {}, .sampling = sampling});
+void RankLeader::OnOpen(int32_t slot, const SamplingParams& sampling, const StateCheckpoint& begin) {
+  slots_.push_back({.kind = RankPlan::SlotChange::Kind::kOpen,
+                    .slot = slot,
+                    .pages = {},
+                    .sampling = sampling,
+                    .begin = begin});
 }
 
 void RankLeader::OnGrow(int32_t slot, std::vector<int32_t> pages) {
@@ -32,7 +35,8 @@ absl::Status RankLeader::Begin(const std::vector<SequenceRows>& known, const std
                          .start_position = rows.start_position,
                          .count = static_cast<int64_t>(rows.tokens.size()),
                          .tokens = rows.tokens,
-                         .last_logits = rows.last_logits});
+                         .last_logits = rows.last_logits,
+                         .checkpoints = rows.checkpoints});
   }
   for (const VerifyRows& rows : verify) {
     plan.rows.push_back({.slot = rows.slot,

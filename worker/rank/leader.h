@@ -34,7 +34,7 @@ class RankLeader {
   RankLeader(PlanSender* sender, Communicator* communicator, const Stream& stream)
       : sender_(sender), communicator_(communicator), stream_(&stream) {}
 
-  void OnOpen(int32_t slot, const SamplingParams& sampling);
+  void OnOpen(int32_t slot, const SamplingParams& sampling, const StateCheckpoint& begin);
   void OnGrow(int32_t slot, std::vector<int32_t> pages);
   void OnClose(int32_t slot);
 

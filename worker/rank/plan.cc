@@ -35,6 +35,7 @@ uint64_t ChainHash(uint64_t previous, const RankPlan& plan) {
     for (int32_t page : change.pages) mixer.Add(int64_t{page});
     mixer.Add(change.sampling.temperature).Add(int64_t{change.sampling.top_k}).Add(change.sampling.top_p);
     mixer.Add(change.sampling.min_p).Add(change.sampling.seed);
+    mixer.Add(change.begin.position).Add(int64_t{change.begin.index});
   }
   mixer.Add(plan.draft_sequences).Add(static_cast<int64_t>(plan.rows.size()));
   for (const RankPlan::Rows& rows : plan.rows) {
@@ -44,6 +45,9 @@ uint64_t ChainHash(uint64_t previous, const RankPlan& plan) {
         .Add(rows.count);
     mixer.Add(static_cast<int64_t>(rows.tokens.size())).Add(int64_t{rows.last_logits});
     for (int32_t token : rows.tokens) mixer.Add(int64_t{token});
+    mixer.Add(static_cast<int64_t>(rows.checkpoints.size()));
+    for (const StateCheckpoint& checkpoint : rows.checkpoints)
+      mixer.Add(checkpoint.position).Add(int64_t{checkpoint.index});
   }
   return mixer.value();
 }

@@ -8,6 +8,7 @@
 
 #include "base/phase.h"
 #include "kernels/sampling/sampling.h"
+#include "worker/cache/state_checkpoint.h"
 
 namespace dflash {
 
@@ -20,6 +21,7 @@ struct RankPlan {
     int32_t slot = 0;
     std::vector<int32_t> pages;  // GROW: behind those that the slot has
     SamplingParams sampling;     // OPEN
+    StateCheckpoint begin = {};  // OPEN: the states that it begins with; position 0: nothing is there
   };
   // The rows of one sequence.
   struct Rows {
@@ -31,6 +33,7 @@ struct RankPlan {
     int64_t count = 0;            // known rows: how many. Others: the most that the round may use
     std::vector<int32_t> tokens;  // `count` of known rows
     bool last_logits = false;     // PREFILL
+    std::vector<StateCheckpoint> checkpoints = {};  // PREFILL: to be kept on the way
 
     bool known() const { return !tokens.empty(); }
   };

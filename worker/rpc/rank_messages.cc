@@ -34,6 +34,15 @@ SlotChangeKind FromMessage(wire::SlotChange::Kind kind) {
   return kind == wire::SlotChange::KIND_GROW ? SlotChangeKind::kGrow : SlotChangeKind::kClose;
 }
 
+void Fill(const StateCheckpoint& checkpoint, wire::Checkpoint* message) {
+  message->set_position(checkpoint.position);
+  message->set_index(checkpoint.index);
+}
+
+StateCheckpoint FromMessage(const wire::Checkpoint& message) {
+  return {.position = message.position(), .index = message.index()};
+}
+
 }  // namespace
 
 wire::RankPlan ToMessage(const RankPlan& plan) {
@@ -51,6 +60,7 @@ wire::RankPlan ToMessage(const RankPlan& plan) {
     slot->set_top_p(change.sampling.top_p);
     slot->set_min_p(change.sampling.min_p);
     slot->set_seed(change.sampling.seed);
+    if (change.begin.position > 0) Fill(change.begin, slot->mutable_begin());
   }
   message.set_draft_sequences(plan.draft_sequences);
   for (const RankPlan::Rows& planned : plan.rows) {
@@ -61,6 +71,7 @@ wire::RankPlan ToMessage(const RankPlan& plan) {
     rows->set_count(planned.count);
     rows->mutable_tokens()->Assign(planned.tokens.begin(), planned.tokens.end());
     rows->set_last_logits(planned.last_logits);
+    for (const StateCheckpoint& checkpoint : planned.checkpoints) Fill(checkpoint, rows->add_checkpoints());
   }
   return message;
 }
@@ -80,6 +91,7 @@ RankPlan FromMessage(const wire::RankPlan& message) {
                      .top_p = change.top_p(),
                      .min_p = change.min_p(),
                      .seed = change.seed()};
+    if (change.has_begin()) slot.begin = FromMessage(change.begin());
   }
   plan.draft_sequences = message.draft_sequences();
   for (const wire::PlannedRows& rows : message.rows()) {
@@ -89,6 +101,8 @@ RankPlan FromMessage(const wire::RankPlan& message) {
                          .count = rows.count(),
                          .tokens = {rows.tokens().begin(), rows.tokens().end()},
                          .last_logits = rows.last_logits()});
+    for (const wire::Checkpoint& checkpoint : rows.checkpoints())
+      plan.rows.back().checkpoints.push_back(FromMessage(checkpoint));
   }
   return plan;
 }

@@ -22,7 +22,7 @@ namespace {
 class RecordingSink final : public RequestSink {
  public:
   explicit RecordingSink(GenerationOutcome* outcome) : outcome_(outcome) {}
-  void OnStarted(const StartedReport&) override {}
+  void OnStarted(const StartedReport& report) override { outcome_->started = report; }
   void OnTokens(TokensReport report) override {
     outcome_->tokens.insert(outcome_->tokens.end(), report.tokens.begin(), report.tokens.end());
     outcome_->text += report.text;

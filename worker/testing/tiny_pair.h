@@ -105,6 +105,7 @@ absl::StatusOr<GoldenTensor> LoadGoldenTensor(const std::string& name);
 // What a request gave.
 struct GenerationOutcome {
   absl::Status status;  // of OnFailed
+  StartedReport started;
   std::vector<int32_t> tokens;
   std::string text;
   std::vector<RoundReport> rounds;
