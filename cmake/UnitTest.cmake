@@ -2,11 +2,13 @@
 #           [THREADS_FILTER gtest filter] [NO_MAIN])
 # One GoogleTest program, registered with CTest as one test so that a label decides where it runs. Label `threads`:
 # it runs our code on several threads, so preset tsan builds (target thread_tests) and runs it, with THREADS_FILTER
-# in place of FILTER if there is one. Tests find their data through DFLASHD_SOURCE_DIR.
+# in place of FILTER if there is one. Label `long`: it takes so long under the address sanitizer that preset asan leaves
+# it out (target short_tests). Tests find their data through DFLASHD_SOURCE_DIR.
 #
 # test_part(<name> PROGRAM <test program> FILTER <gtest filter> LABELS ... [TIMEOUT seconds])
 # Some of the tests of such a program as a test of their own: other labels, more time, or they may be skipped.
 add_custom_target(thread_tests)
+add_custom_target(short_tests)
 if(DFLASHD_SANITIZE MATCHES "thread")
   set(DFLASHD_TSAN ON)
   add_library(absl_mutex_for_tsan OBJECT ${PROJECT_SOURCE_DIR}/tests/sanitizers/absl_mutex.cc)
@@ -55,5 +57,8 @@ function(unit_test name)
   set_test_up(${name} "${A_LABELS}" ${A_TIMEOUT})
   if("threads" IN_LIST A_LABELS)
     add_dependencies(thread_tests ${name})
+  endif()
+  if(NOT "long" IN_LIST A_LABELS)
+    add_dependencies(short_tests ${name})
   endif()
 endfunction()

@@ -105,7 +105,8 @@ ChildProcess::~ChildProcess() {
 
 namespace {
 
-constexpr char kDirectoryPrefix[] = "dflashd-";
+constexpr std::string_view kDirectoryPrefix = "dflashd-sockets-";
+constexpr std::string_view kDirectorySuffix = "XXXXXX";  // mkdtemp's
 
 // Opens a directory of ours and takes its lock; -1 when it is another user's, others may enter it, or
 // somebody holds it.
@@ -126,17 +127,32 @@ bool StillThere(int base, const char* name, int directory) {
          opened.st_ino == named.st_ino && opened.st_dev == named.st_dev;
 }
 
-// Removes the files directly in an open directory, then the directory. Failures leave it for the next time.
-void Remove(int base, const char* name, int directory) {
+// Removes what lies directly in an open directory and `may_go`, then the directory if nothing is left in it.
+// Failures leave it for the next time.
+void Remove(int base, const char* name, int directory, bool (*may_go)(int directory, const char* entry)) {
   const int listed = dup(directory);
   if (DIR* entries = listed < 0 ? nullptr : fdopendir(listed)) {
     rewinddir(entries);
-    while (const dirent* entry = readdir(entries)) unlinkat(directory, entry->d_name, 0);
+    while (const dirent* entry = readdir(entries)) {
+      if (may_go(directory, entry->d_name)) unlinkat(directory, entry->d_name, 0);
+    }
     closedir(entries);
   } else if (listed >= 0) {
     close(listed);
   }
   unlinkat(base, name, AT_REMOVEDIR);
+}
+
+bool Anything(int, const char*) { return true; }
+// All that we ever put there. Somebody else's directory with a name like ours loses nothing.
+bool IsSocket(int directory, const char* entry) {
+  struct stat info;
+  return fstatat(directory, entry, &info, AT_SYMLINK_NOFOLLOW) == 0 && S_ISSOCK(info.st_mode);
+}
+
+bool IsNameOfOurs(std::string_view name) {
+  return name.size() == kDirectoryPrefix.size() + kDirectorySuffix.size() &&
+         name.substr(0, kDirectoryPrefix.size()) == kDirectoryPrefix;
 }
 
 void RemoveLeftovers(int base) {
@@ -147,10 +163,10 @@ void RemoveLeftovers(int base) {
     return;
   }
   while (const dirent* entry = readdir(entries)) {
-    if (std::string_view(entry->d_name).rfind(kDirectoryPrefix, 0) != 0) continue;
+    if (!IsNameOfOurs(entry->d_name)) continue;
     const int directory = OpenAndLock(base, entry->d_name);
     if (directory < 0) continue;
-    if (StillThere(base, entry->d_name, directory)) Remove(base, entry->d_name, directory);
+    if (StillThere(base, entry->d_name, directory)) Remove(base, entry->d_name, directory, IsSocket);
     close(directory);
   }
   closedir(entries);
@@ -169,7 +185,8 @@ absl::StatusOr<PrivateDirectory> PrivateDirectory::Create() {
   if (base < 0) return failed();
   RemoveLeftovers(base);
   for (;;) {
-    std::string path = absl::StrCat(parent, "/", kDirectoryPrefix, "XXXXXX");
+    std::string path = absl::StrCat(parent, "/");
+    path.append(kDirectoryPrefix).append(kDirectorySuffix);
     if (mkdtemp(path.data()) == nullptr) {  // 0700
       absl::Status status = failed();
       close(base);
@@ -191,7 +208,7 @@ PrivateDirectory::PrivateDirectory(PrivateDirectory&& other) noexcept
 
 PrivateDirectory::~PrivateDirectory() {
   if (path_.empty()) return;
-  Remove(AT_FDCWD, path_.c_str(), descriptor_);
+  Remove(AT_FDCWD, path_.c_str(), descriptor_, Anything);
   close(descriptor_);
 }
 

@@ -59,7 +59,8 @@ class ChildProcess {
 // Makes a new directory that only this user can enter, under $XDG_RUNTIME_DIR, else $TMPDIR, else /tmp; for
 // the sockets of worker groups. Owns it: removes it with the files directly in it. A process that is killed
 // leaves its directory behind: its owner holds a lock (flock) on the directory while it lives, and Create()
-// removes the directories of this user that nobody holds. Links and other users' directories are left alone.
+// removes the directories of this user, with names as it makes them, that nobody holds and in which there is
+// nothing but sockets. Links, other files and other users' directories are left alone.
 class PrivateDirectory {
  public:
   static absl::StatusOr<PrivateDirectory> Create();

@@ -1,7 +1,9 @@
 #include "daemon/supervise/child_process.h"
 
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/types.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -139,6 +141,18 @@ class RuntimeFolder {
   std::filesystem::path path;
 };
 
+// A socket that nobody listens on.
+bool LeaveSocket(const std::string& path) {
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  if (path.size() >= sizeof(address.sun_path)) return false;
+  path.copy(address.sun_path, path.size());
+  const int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+  const bool bound = bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
+  close(fd);
+  return bound;
+}
+
 TEST(PrivateDirectory, LeftoversOfTheDeadAreRemovedAndNothingElse) {
   const RuntimeFolder runtime;
   // A process that is killed with a directory of its own.
@@ -148,7 +162,7 @@ TEST(PrivateDirectory, LeftoversOfTheDeadAreRemovedAndNothingElse) {
   if (pid == 0) {
     auto directory = PrivateDirectory::Create();
     if (!directory.ok()) _exit(1);
-    std::ofstream(directory->path() + "/leader.sock") << "x";
+    if (!LeaveSocket(directory->path() + "/leader.sock")) _exit(1);
     if (write(ends[1], "x", 1) != 1) _exit(1);
     for (;;) pause();
   }
@@ -159,12 +173,19 @@ TEST(PrivateDirectory, LeftoversOfTheDeadAreRemovedAndNothingElse) {
   ASSERT_EQ(runtime.Names().size(), 1u);
   const std::string other = *runtime.Names().begin();
 
-  std::filesystem::create_directory(runtime.path / "precious");
-  std::ofstream(runtime.path / "precious/file") << "x";
-  std::filesystem::permissions(runtime.path / "precious", std::filesystem::perms::owner_all);
-  std::filesystem::create_directory_symlink(runtime.path / "precious", runtime.path / "dflashd-link");
-  std::filesystem::create_directory(runtime.path / "dflashd-public");  // others may enter: not made by us
-  std::ofstream(runtime.path / "dflashd-file") << "x";
+  // Names like ours, of things that are not: a link, what others may enter, a file, and folders as private as
+  // ours with files in them.
+  const std::string links_to = "dflashd-sockets-precio", precious = "precious",
+                    open = "dflashd-sockets-public", file = "dflashd-sockets-a_file",
+                    files = "dflashd-sockets-folder", test = "dflashd-test-abcdef";
+  for (const std::string& name : {precious, files, test}) {
+    std::filesystem::create_directory(runtime.path / name);
+    std::filesystem::permissions(runtime.path / name, std::filesystem::perms::owner_all);
+    std::ofstream(runtime.path / name / "file") << "x";
+  }
+  std::filesystem::create_directory_symlink(runtime.path / precious, runtime.path / links_to);
+  std::filesystem::create_directory(runtime.path / open);
+  std::ofstream(runtime.path / file) << "x";
 
   auto first = PrivateDirectory::Create();
   ASSERT_TRUE(first.ok()) << first.status();
@@ -176,9 +197,10 @@ TEST(PrivateDirectory, LeftoversOfTheDeadAreRemovedAndNothingElse) {
   const auto name = [](const PrivateDirectory& directory) {
     return std::filesystem::path(directory.path()).filename().string();
   };
-  EXPECT_EQ(runtime.Names(), (std::set<std::string>{"precious", "dflashd-link", "dflashd-public",
-                                                    "dflashd-file", name(*first), name(*second)}));
-  EXPECT_TRUE(std::filesystem::exists(runtime.path / "precious/file"));
+  EXPECT_EQ(runtime.Names(), (std::set<std::string>{links_to, precious, open, file, files, test, name(*first),
+                                                    name(*second)}));
+  for (const std::string& folder : {precious, files, test})
+    EXPECT_TRUE(std::filesystem::exists(runtime.path / folder / "file")) << folder;
 }
 
 // Processes that start at the same time do not take each other's new directories away.

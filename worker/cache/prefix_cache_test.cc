@@ -230,9 +230,10 @@ TEST_F(PrefixCacheTest, RandomUseNeverMixesPrefixesUpAndLosesNothing) {
       Running r;
       Tokens prompt;
       while (random() % 5 != 0 && prompt.size() < 800) {
-        prompt = Join({prompt,
-                       Some(static_cast<int64_t>(30 + random() % 3 * 61), static_cast<int32_t>(random() % 3)),
-                       {kEnd}});
+        // One after the other: the order of arguments is the compiler's.
+        const auto seed = static_cast<int32_t>(random() % 3);
+        const auto length = static_cast<int64_t>(30 + random() % 3 * 61);
+        prompt = Join({prompt, Some(length, seed), {kEnd}});
       }
       prompt.push_back(1);
       r.prompt = std::make_unique<Tokens>(std::move(prompt));

@@ -55,7 +55,7 @@ class DeviceValues {
     result.count_ = static_cast<int64_t>(values.size());
     std::vector<T> host(values.size() + 2);
     std::memset(static_cast<void*>(host.data()), kSentinel, host.size() * sizeof(T));
-    std::memcpy(host.data() + 1, values.data(), values.size() * sizeof(T));
+    std::copy(values.begin(), values.end(), host.begin() + 1);
     const auto bytes = static_cast<int64_t>(host.size() * sizeof(T));
     DFLASH_ASSIGN_OR_RETURN(result.buffer_, Buffer::Allocate(bytes, stream));
     DFLASH_RETURN_IF_ERROR(CopyToDevice(result.buffer_.data(), host.data(), bytes, stream));
