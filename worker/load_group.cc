@@ -126,7 +126,7 @@ absl::StatusOr<int64_t> ChoosePages(const GroupOptions& options, const MemoryDem
 
 int64_t PrefillRows(int64_t wanted) {
   if (wanted > 0) return wanted;
-  return Graph::IsCaptureCostly() ? 512 : 128;
+  return Graph::IsCaptureCostly() ? 512 : 64;
 }
 
 absl::StatusOr<Group> LoadGroup(const GroupOptions& options, const Log& log) {
