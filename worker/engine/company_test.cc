@@ -118,6 +118,57 @@ TEST(CompanyTest, OneThatNeedsEverythingGetsIt) {
   ExpectIdle(*engine, *pair);
 }
 
+// What is stored of a resumed request, recurrent states and drafter context too, is bit for bit what is
+// stored of one that nobody has disturbed.
+TEST(CompanyTest, ResumedStateIsTheSameToTheBit) {
+  std::vector<GenerationRequest> requests = MixedRequests(2, 7, {});
+  for (GenerationRequest& request : requests) {
+    request.prompt_tokens.resize(20, 17);
+    request.max_tokens = 150;
+    request.stop_token_ids.clear();
+    request.stop_strings.clear();
+    request.speculation = SpeculationMode::kDFlash;
+    request.priority = 0;
+  }
+  constexpr size_t kTokens = 100;
+  struct Stored {
+    size_t tokens = 0;
+    std::vector<std::vector<float>> stores;
+  };
+  // Runs the last of the first `count` requests until it has emitted `tokens`.
+  const auto run = [&](size_t count, size_t tokens, StepTotals& totals) {
+    Stored stored;
+    absl::StatusOr<TinyPair> pair = LoadPools(2, 3, 192);
+    EXPECT_TRUE(pair.ok()) << pair.status();
+    const std::unique_ptr<Engine> engine = MakeEngine(*pair, 64, &totals);
+    std::vector<GenerationOutcome> outcomes(2);
+    for (size_t i = 2 - count; i < 2; ++i) engine->Submit(requests[i], testing::Record(&outcomes[i]));
+    const std::vector<int32_t>& emitted = outcomes[1].tokens;
+    while (emitted.size() < tokens && *engine->Step()) {
+    }
+    stored.tokens = emitted.size();
+    EXPECT_EQ(engine->Gauges().running, 1) << "the other one has ended";
+    for (int32_t slot = 0; slot < 2; ++slot) {
+      if (pair->table->lengths(slot).target_kv == 0) continue;
+      EXPECT_EQ(pair->table->lengths(slot).target_kv, static_cast<int64_t>(20 + emitted.size() - 1));
+      stored.stores = *pair->target->ExportState(slot);
+      const std::vector<std::vector<float>> context = *pair->drafter->ExportContext(slot);
+      stored.stores.insert(stored.stores.end(), context.begin(), context.end());
+    }
+    return stored;
+  };
+  StepTotals alone, together;
+  const Stored expected = run(1, kTokens, alone);
+  const Stored actual = run(2, expected.tokens, together);
+  EXPECT_EQ(alone.preemptions, 0);
+  EXPECT_GT(together.preemptions, 0);
+  EXPECT_GT(together.refed_rows, 16);
+  EXPECT_EQ(actual.tokens, expected.tokens);
+  EXPECT_GT(expected.stores.size(), 10u);
+  ASSERT_EQ(actual.stores.size(), expected.stores.size());
+  for (size_t i = 0; i < expected.stores.size(); ++i) EXPECT_EQ(actual.stores[i], expected.stores[i]) << i;
+}
+
 // Shorter blocks change rounds and no text.
 TEST(CompanyTest, RowsOfARoundAreBounded) {
   class MostRows final : public StepObserver {
