@@ -184,17 +184,21 @@ class Clients {
 
 constexpr int kSequences = 6;
 
-// As many requests at once as there are slots, each as long as the context: afterwards every page of the
-// caches has been written, so that the worker's memory cannot grow for that reason.
+// As many requests at once as there are slots, each as long as the context and none like another: afterwards
+// every page of the caches has been written, so that the worker's memory cannot grow for that reason.
 void FillCaches(Server& server) {
   const uint32_t context = server.ModelInfo().max_context_tokens();
   constexpr uint32_t kOutput = 16;
-  std::vector<uint32_t> prompt(context - kOutput);
-  for (size_t i = 0; i < prompt.size(); ++i) prompt[i] = static_cast<uint32_t>(300 + i % 1000);
-  v1::GenerateRequest request = TokenRequest(prompt, kOutput);
-  request.mutable_stopping()->set_ignore_eos(true);
   std::vector<std::thread> threads;
-  for (int i = 0; i < kSequences; ++i) threads.emplace_back([&] { server.GenerateOk(request); });
+  for (uint32_t sequence = 0; sequence < kSequences; ++sequence) {
+    threads.emplace_back([&server, context, sequence] {
+      std::vector<uint32_t> prompt(context - kOutput);
+      for (uint32_t i = 0; i < prompt.size(); ++i) prompt[i] = 300 + 100 * sequence + i % 1000;
+      v1::GenerateRequest request = TokenRequest(prompt, kOutput);
+      request.mutable_stopping()->set_ignore_eos(true);
+      server.GenerateOk(request);
+    });
+  }
   for (std::thread& thread : threads) thread.join();
 }
 
