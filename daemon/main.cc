@@ -26,6 +26,7 @@
 #include "daemon/metrics/exporter.h"
 #include "daemon/ops/ops_server.h"
 #include "daemon/routing/dispatcher.h"
+#include "daemon/rpc/admin_server.h"
 #include "daemon/rpc/inference_service.h"
 #include "daemon/rpc/public_server.h"
 #include "daemon/settings.h"
@@ -119,17 +120,19 @@ void RefreshGauges(const Dispatcher& dispatcher, const LocalGroups& groups, Expo
 }
 
 OpsReply Answer(const std::string& path, const Dispatcher& dispatcher, Exporter& exporter,
-                const LocalGroups& groups, const std::atomic<bool>& has_been_ready) {
+                const LocalGroups& groups, const std::atomic<bool>& has_been_ready, absl::Time last_tick) {
   if (path == "/metrics") {
     return {
         .status = 200, .content_type = "text/plain; version=0.0.4; charset=utf-8", .body = exporter.Text()};
   }
   if (path == "/version") return {.body = DFLASHD_VERSION "\n"};
   const Dispatcher::Stats stats = dispatcher.GetStats();
+  constexpr absl::Duration kMaxTickAge = absl::Seconds(10);
   const std::string why = stats.detail.empty() ? "not ready" : stats.detail;
   if (path == "/livez") {
     // A lost group comes back by itself, unless it was given up: then only a new process helps.
     const bool lost = !stats.draining && groups.AllGivenUp();
+    if (absl::Now() - last_tick > kMaxTickAge) return {.status = 503, .body = "the timer stands still\n"};
     return lost ? OpsReply{.status = 503, .body = why + "\n"} : OpsReply{.body = "ok\n"};
   }
   if (path == "/readyz")
@@ -138,6 +141,41 @@ OpsReply Answer(const std::string& path, const Dispatcher& dispatcher, Exporter&
     return has_been_ready ? OpsReply{.body = "ok\n"} : OpsReply{.status = 503, .body = why + "\n"};
   }
   return {.status = 404, .body = "no such page; there are /metrics, /livez, /readyz, /startupz, /version\n"};
+}
+
+// Waits for a signal that is blocked in all threads (main).
+int AwaitSignal() {
+  sigset_t set;
+  sigemptyset(&set);
+  for (int number : {SIGTERM, SIGINT, SIGUSR1}) sigaddset(&set, number);
+  int number = 0;
+  sigwait(&set, &number);
+  return number;
+}
+
+// Lets requests finish and their clients take what is theirs, for `timeout` after `grace`, or until a second
+// signal.
+void Drain(Dispatcher* dispatcher, InferenceService* service, absl::Duration grace, absl::Duration timeout) {
+  absl::Notification cut_short;
+  std::thread hastener([&] {
+    const int number = AwaitSignal();
+    if (number == SIGUSR1) return;  // all is done
+    spdlog::warn("signal {}: requests that still run are ended", number);
+    dispatcher->ShutDown();
+    cut_short.Notify();
+  });
+  dispatcher->Leave();
+  cut_short.WaitForNotificationWithTimeout(grace);
+  dispatcher->Drain();
+  const absl::Time deadline = absl::Now() + timeout;
+  if (!dispatcher->AwaitEmpty(deadline) && !cut_short.HasBeenNotified()) {
+    spdlog::warn("{} requests did not finish in time and are ended", dispatcher->EndAll());
+  }
+  while (service->OpenStreams() > 0 && absl::Now() < deadline &&
+         !cut_short.WaitForNotificationWithTimeout(absl::Milliseconds(10))) {
+  }
+  pthread_kill(hastener.native_handle(), SIGUSR1);
+  hastener.join();
 }
 
 int Serve(const Settings& settings) {
@@ -167,28 +205,49 @@ int Serve(const Settings& settings) {
     return Fail(kExitCannotListen, absl::StrCat("--listen: ", std::string(server.status().message())));
 
   std::atomic<bool> has_been_ready = false;
+  std::atomic<int64_t> last_tick = absl::GetCurrentTimeNanos();  // of the Unix epoch
   LocalGroups groups;
   exporter.SetRefresh([&] { RefreshGauges(dispatcher, groups, exporter); });
-  absl::StatusOr<std::unique_ptr<OpsServer>> ops = OpsServer::Start(
-      settings.ops_listen,
-      [&](const std::string& path) { return Answer(path, dispatcher, exporter, groups, has_been_ready); });
+  absl::StatusOr<std::unique_ptr<OpsServer>> ops =
+      OpsServer::Start(settings.ops_listen, [&](const std::string& path) {
+        return Answer(path, dispatcher, exporter, groups, has_been_ready, absl::FromUnixNanos(last_tick));
+      });
   if (!ops.ok())
     return Fail(kExitCannotListen, absl::StrCat("--ops-listen: ", std::string(ops.status().message())));
 
   const std::string host = settings.listen.substr(0, settings.listen.rfind(':'));
   const std::string ops_host = settings.ops_listen.substr(0, settings.ops_listen.rfind(':'));
+  // Signals are blocked in every thread (main): this one takes them, and SIGUSR1 from the watcher of the
+  // worker.
+  const pthread_t main_thread = pthread_self();
+  std::atomic<double> drain_timeout_seconds = settings.drain_seconds;
+  std::unique_ptr<AdminServer> admin;
+  if (!settings.admin_listen.empty()) {
+    absl::StatusOr<std::unique_ptr<AdminServer>> started =
+        AdminServer::Start({.address = settings.admin_listen,
+                            .drain_timeout = absl::Seconds(settings.drain_seconds),
+                            .exit =
+                                [&](absl::Duration timeout) {
+                                  drain_timeout_seconds = absl::ToDoubleSeconds(timeout);
+                                  pthread_kill(main_thread, SIGTERM);
+                                }},
+                           &dispatcher, &service);
+    if (!started.ok()) {
+      return Fail(kExitCannotListen,
+                  absl::StrCat("--admin-listen: ", std::string(started.status().message())));
+    }
+    admin = *std::move(started);
+  }
   dispatcher.SetServingCallback([&] {
     const bool serving = dispatcher.GetStats().serving;
     (*server)->SetServing(serving);
     if (!serving || has_been_ready.exchange(true)) return;
-    std::printf("dflashd: serving on %s:%d, ops on %s:%d\n", host.c_str(), (*server)->port(),
-                ops_host.c_str(), (*ops)->port());
+    std::printf("dflashd: serving on %s:%d, ops on %s:%d%s%s\n", host.c_str(), (*server)->port(),
+                ops_host.c_str(), (*ops)->port(), admin == nullptr ? "" : ", admin on ",
+                admin == nullptr ? "" : admin->address().c_str());
     std::fflush(stdout);
   });
 
-  // Signals are blocked in every thread (main): this one takes them, and SIGUSR1 from the watcher of the
-  // worker.
-  const pthread_t main_thread = pthread_self();
   std::atomic<int> failed_start = 0;
   for (int64_t i = 0; i < settings.groups; ++i) {
     const std::string name = absl::StrCat(i);
@@ -210,17 +269,19 @@ int Serve(const Settings& settings) {
     while (!stop_ticking.WaitForNotificationWithTimeout(absl::Milliseconds(100))) {
       dispatcher.ExpireWaiting();
       service.Tick(absl::Now());
+      last_tick = absl::GetCurrentTimeNanos();
     }
   });
 
-  sigset_t set;
-  sigemptyset(&set);
-  for (int number : {SIGTERM, SIGINT, SIGUSR1}) sigaddset(&set, number);
-  int number = 0;
-  sigwait(&set, &number);
-  if (number != SIGUSR1) spdlog::info("signal {}: shutting down", number);
-
+  const int number = AwaitSignal();
+  if (number != SIGUSR1) {
+    const absl::Duration timeout = absl::Seconds(drain_timeout_seconds.load());
+    spdlog::info("signal {}: draining for at most {}; a second signal ends it", number,
+                 absl::FormatDuration(timeout));
+    Drain(&dispatcher, &service, absl::Seconds(settings.drain_grace_seconds), timeout);
+  }
   dispatcher.ShutDown();
+  admin.reset();
   (*server)->Shutdown(absl::Seconds(2));
   groups.Shutdown(absl::Seconds(10));
   stop_ticking.Notify();

@@ -22,6 +22,15 @@ FlagParser MakeParser(Settings& settings) {
   parser.Address("listen", "where gRPC clients connect; port 0 takes a free one", 0, &settings.listen);
   parser.Address("ops-listen", "where /metrics, /livez, /readyz are served over HTTP", 0,
                  &settings.ops_listen);
+  parser.Text("admin-listen", "ADDRESS",
+              "where operators connect with gRPC: HOST:PORT, or unix:PATH for this user only; empty: nowhere",
+              &settings.admin_listen);
+  parser.Number("drain-grace-seconds", "S",
+                "on SIGTERM, time in which requests are still taken while probes already say no", 0, 3600,
+                &settings.drain_grace_seconds);
+  parser.Number("drain-seconds", "S",
+                "then, time in which requests may finish before they are ended; a second signal ends it", 0,
+                86400, &settings.drain_seconds);
   parser.Integer("tp", "N", "tensor-parallel ranks of the worker group", 1, 8, &settings.tp);
   parser.Integer("groups", "N", "worker groups, each with a whole copy of the model and its own devices", 1,
                  8, &settings.groups);

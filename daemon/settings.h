@@ -20,6 +20,9 @@ struct Settings {
   std::string model, draft_model;
   std::string listen = "127.0.0.1:8500";
   std::string ops_listen = "127.0.0.1:8503";
+  std::string admin_listen;  // empty: none
+  double drain_grace_seconds = 0;
+  double drain_seconds = 120;
   int64_t tp = 1;
   int64_t rank_timeout_seconds = 60;
   int64_t formation_timeout_seconds = 60;

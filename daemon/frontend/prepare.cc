@@ -107,6 +107,24 @@ absl::StatusOr<EncodedPrompt> Encode(const Prompt& prompt, const PromptEncoder& 
 
 }  // namespace
 
+absl::Status Apply(const SpeculationPolicy& policy, ClientRequest* request, GroupInfo* info) {
+  if (policy.speculate.has_value())
+    info->speculate_by_default = *policy.speculate && info->dflash_block_size > 0;
+  if (policy.off_for_all && request->speculation != SpeculationChoice::kOff) {
+    if (request->strict_speculation && request->speculation == SpeculationChoice::kDFlash) {
+      return WithDetails(
+          absl::FailedPreconditionError("speculation.mode: switched off by the operator"),
+          {.reason = "METHOD_NOT_LOADED", .field = "speculation.mode", .retry_after = {}, .metadata = {}});
+    }
+    request->speculation = SpeculationChoice::kOff;
+  }
+  if (policy.max_draft_tokens > 0 && request->max_draft_tokens != 0u) {
+    request->max_draft_tokens =
+        std::min(request->max_draft_tokens.value_or(UINT32_MAX), policy.max_draft_tokens);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckRequestId(const std::string& id) {
   const auto legal = [](char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' ||

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,6 +32,15 @@ class PromptEncoder {
   // InvalidArgument, reason TEMPLATE_ERROR: the template refuses the messages.
   virtual absl::StatusOr<std::vector<int32_t>> EncodeChat(const ChatPrompt& chat) const = 0;
 };
+
+// What an operator has chosen for requests that come.
+struct SpeculationPolicy {
+  std::optional<bool> speculate;  // those that do not choose; unset: as the group does by default
+  uint32_t max_draft_tokens = 0;  // for all; 0: no bound
+  bool off_for_all = false;       // also for those that choose otherwise
+};
+// Changes request and group defaults accordingly. FailedPrecondition: a strict request for what is off.
+absl::Status Apply(const SpeculationPolicy& policy, ClientRequest* request, GroupInfo* info);
 
 // InvalidArgument unless the id is empty or 1 to 128 characters of [A-Za-z0-9._:-].
 absl::Status CheckRequestId(const std::string& id);

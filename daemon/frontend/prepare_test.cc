@@ -231,5 +231,38 @@ TEST(CheckModel, OnlyTheServedOne) {
   EXPECT_EQ(DetailsOf(status).reason, "MODEL_NOT_FOUND");
 }
 
+TEST(SpeculationPolicy, AppliesToThoseThatDoNotChooseOrToAll) {
+  GroupInfo group;
+  group.dflash_block_size = 16;
+  group.speculate_by_default = true;
+  const auto apply = [&](const SpeculationPolicy& policy, ClientRequest request) {
+    GroupInfo info = group;
+    EXPECT_TRUE(Apply(policy, &request, &info).ok());
+    return std::pair(request, info.speculate_by_default);
+  };
+  ClientRequest request, chooses;
+  chooses.speculation = SpeculationChoice::kDFlash;
+  chooses.max_draft_tokens = 9;
+  EXPECT_TRUE(apply({}, request).second);
+  EXPECT_EQ(apply({}, request).first.max_draft_tokens, std::nullopt);
+  EXPECT_FALSE(apply({.speculate = false}, request).second);
+  EXPECT_EQ(apply({.speculate = false}, chooses).first.speculation, SpeculationChoice::kDFlash);
+  EXPECT_EQ(
+      apply({.speculate = false, .max_draft_tokens = 0, .off_for_all = true}, chooses).first.speculation,
+      SpeculationChoice::kOff);
+  EXPECT_EQ(
+      apply({.speculate = {}, .max_draft_tokens = 5, .off_for_all = false}, request).first.max_draft_tokens,
+      5u);
+  EXPECT_EQ(
+      apply({.speculate = {}, .max_draft_tokens = 5, .off_for_all = false}, chooses).first.max_draft_tokens,
+      5u);
+  EXPECT_EQ(
+      apply({.speculate = {}, .max_draft_tokens = 12, .off_for_all = false}, chooses).first.max_draft_tokens,
+      9u);
+  chooses.strict_speculation = true;
+  EXPECT_EQ(Apply({.speculate = false, .max_draft_tokens = 0, .off_for_all = true}, &chooses, &group).code(),
+            absl::StatusCode::kFailedPrecondition);
+}
+
 }  // namespace
 }  // namespace dflash

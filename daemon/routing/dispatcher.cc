@@ -10,13 +10,16 @@
 namespace dflash {
 namespace {
 
-absl::Status Unavailable(const std::string& reason, const std::string& text) {
+absl::Status Unavailable(const std::string& reason, const std::string& text, absl::Duration retry_after) {
   return WithDetails(absl::UnavailableError(text),
-                     {.reason = reason, .field = "", .retry_after = {}, .metadata = {}});
+                     {.reason = reason, .field = "", .retry_after = retry_after, .metadata = {}});
 }
 
+// Another server may take the request at once.
+absl::Status Draining() { return Unavailable("DRAINING", "the server is going down", absl::ZeroDuration()); }
+
 absl::Status Lost(const std::string& why) {
-  return Unavailable("WORKER_LOST", absl::StrCat("the worker group is gone: ", why));
+  return Unavailable("WORKER_LOST", absl::StrCat("the worker group is gone: ", why), absl::Seconds(1));
 }
 
 }  // namespace
@@ -53,22 +56,27 @@ void Dispatcher::ServingChanged() {
   if (changed) changed();
 }
 
-absl::Status Dispatcher::CheckServing() const {
-  if (shut_down_) return Unavailable("DRAINING", "the server is going down");
+absl::Status Dispatcher::CheckServing(Stage refusing) const {
+  return stage_ >= refusing ? Draining() : CheckGroups();
+}
+
+absl::Status Dispatcher::CheckGroups() const {
   std::string lost;
   for (const auto& member : members_) {
     if (member->state == GroupState::kReady) return absl::OkStatus();
     if (member->state == GroupState::kLost) lost = member->why_lost;
   }
   for (const auto& member : members_) {
-    if (member->state == GroupState::kLoading) return Unavailable("NOT_READY", "the model is being loaded");
+    if (member->state == GroupState::kLoading) {
+      return Unavailable("NOT_READY", "the model is being loaded", absl::Seconds(1));
+    }
   }
   return Lost(lost);
 }
 
 absl::Status Dispatcher::Reserve(const std::string& id, const std::string& client) {
   absl::MutexLock lock(&mutex_);
-  DFLASH_RETURN_IF_ERROR(CheckServing());
+  DFLASH_RETURN_IF_ERROR(CheckServing(Stage::kDraining));
   if (reserved_.count(id) != 0 || ids_.count(id) != 0) {
     return WithDetails(
         absl::AlreadyExistsError(absl::StrCat("request_id: '", id, "' is in use")),
@@ -97,7 +105,7 @@ absl::StatusOr<std::string> Dispatcher::Submit(const std::string& id, GroupReque
   reserved_.erase(reserved);
   const std::string key = absl::StrCat(id, "/", next_key_++);
   const auto prompt_tokens = static_cast<int64_t>(request.prompt_tokens.size());
-  absl::Status taken = CheckServing();
+  absl::Status taken = CheckServing(Stage::kShutDown);
   if (taken.ok()) {
     taken = queue_.Push({.id = key,
                          .prompt_tokens = prompt_tokens,
@@ -222,25 +230,61 @@ void Dispatcher::ExpireWaiting() {
   for (const Listener& listener : timed_out) listener->OnFailed(timeout);
 }
 
-void Dispatcher::ShutDown() {
-  std::vector<Listener> listeners;
-  const absl::Status status = Unavailable("DRAINING", "the server is going down");
+void Dispatcher::GoTo(Stage stage) {
   {
     absl::MutexLock lock(&mutex_);
-    if (shut_down_) return;
-    shut_down_ = true;
+    if (stage_ >= stage) return;
+    stage_ = stage;
+  }
+  ServingChanged();
+}
+
+void Dispatcher::Leave() { GoTo(Stage::kLeaving); }
+void Dispatcher::Drain() { GoTo(Stage::kDraining); }
+
+void Dispatcher::ShutDown() {
+  GoTo(Stage::kShutDown);
+  EndAll();
+}
+
+absl::Status Dispatcher::Resume() {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (stage_ == Stage::kShutDown) return absl::FailedPreconditionError("the process is ending");
+    stage_ = Stage::kServing;
+  }
+  ServingChanged();
+  return absl::OkStatus();
+}
+
+bool Dispatcher::AwaitEmpty(absl::Time deadline) const {
+  absl::MutexLock lock(&mutex_);
+  const auto empty = [this]()
+                         ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return live_.empty() && reserved_.empty(); };
+  const auto over = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return empty() || stage_ != Stage::kDraining;
+  };
+  mutex_.AwaitWithDeadline(absl::Condition(&over), deadline);
+  return empty();
+}
+
+int64_t Dispatcher::EndAll() {
+  std::vector<Listener> listeners;
+  const absl::Status status = Draining();
+  {
+    absl::MutexLock lock(&mutex_);
     for (const WaitingQueue::Entry& entry : queue_.TakeAll()) listeners.push_back(End(entry.id));
     for (auto& [key, live] : live_) {
       if (live.listener != nullptr) listeners.push_back(LetGo(key, live, status));
     }
   }
   for (const Listener& listener : listeners) listener->OnFailed(status);
-  ServingChanged();
+  return static_cast<int64_t>(listeners.size());
 }
 
 absl::StatusOr<GroupInfo> Dispatcher::Info() const {
   absl::MutexLock lock(&mutex_);
-  DFLASH_RETURN_IF_ERROR(CheckServing());
+  DFLASH_RETURN_IF_ERROR(CheckGroups());
   for (const auto& member : members_) {
     if (member->state == GroupState::kReady) return member->info;
   }
@@ -250,10 +294,10 @@ absl::StatusOr<GroupInfo> Dispatcher::Info() const {
 Dispatcher::Stats Dispatcher::GetStats() const {
   absl::MutexLock lock(&mutex_);
   Stats stats;
-  const absl::Status serving = CheckServing();
+  const absl::Status serving = CheckServing(Stage::kLeaving);
   stats.serving = serving.ok();
   stats.detail = std::string(serving.message());
-  stats.draining = shut_down_;
+  stats.draining = stage_ >= Stage::kLeaving;
   stats.waiting = queue_.size();
   stats.waiting_prompt_tokens = queue_.prompt_tokens();
   stats.oldest_waiting = queue_.OldestAge(clock_());
@@ -346,7 +390,7 @@ void Dispatcher::OnLost(Group* group, const std::string& why) {
       if (live.member == &lost) keys.push_back(key);
     }
     // What waits has nobody to wait for when no group is left or coming.
-    if (absl::Status serving = CheckServing(); DetailsOf(serving).reason == "WORKER_LOST" && !serving.ok()) {
+    if (absl::Status serving = CheckGroups(); DetailsOf(serving).reason == "WORKER_LOST" && !serving.ok()) {
       for (const WaitingQueue::Entry& entry : queue_.TakeAll()) keys.push_back(entry.id);
     }
     for (const std::string& key : keys) listeners.push_back(End(key));

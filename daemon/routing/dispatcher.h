@@ -77,8 +77,18 @@ class Dispatcher final : public GroupEvents {
   // Fails queued requests whose deadline has come or that have waited too long, and looks again who can take
   // what waits. Call it several times a second.
   void ExpireWaiting();
-  // From now on refuses new requests, and fails those that wait or run.
+  // Going down is done in steps, of which each may be left out. Leave: others are told that this server goes
+  // (Stats.serving), and it still takes what they send until they know. Drain: new requests are refused, those
+  // that it has go on. ShutDown: those that wait or run fail, for good.
+  void Leave();
+  void Drain();
   void ShutDown();
+  // Takes requests again. FailedPrecondition after ShutDown.
+  absl::Status Resume();
+  // Waits until no request is left; false when `deadline` comes first, or Resume or ShutDown.
+  bool AwaitEmpty(absl::Time deadline) const;
+  // Fails those that wait or run with reason DRAINING, and returns how many.
+  int64_t EndAll();
 
   // What the first ready group is; Unavailable when none is.
   absl::StatusOr<GroupInfo> Info() const;
@@ -119,7 +129,13 @@ class Dispatcher final : public GroupEvents {
     int64_t work = 0;  // tokens
   };
 
-  absl::Status CheckServing() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  enum class Stage { kServing, kLeaving, kDraining, kShutDown };
+
+  // Is there a group that serves?
+  absl::Status CheckGroups() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The same, in a server that has not come to `refusing`.
+  absl::Status CheckServing(Stage refusing) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void GoTo(Stage stage);
   void Dispatch() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::vector<GroupSnapshot> Snapshot(const Live& live) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Member& Find(Group* group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -139,7 +155,7 @@ class Dispatcher final : public GroupEvents {
   ClientLimiter clients_ ABSL_GUARDED_BY(mutex_);
   PrefixAffinity affinity_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::unique_ptr<Member>> members_ ABSL_GUARDED_BY(mutex_);
-  bool shut_down_ ABSL_GUARDED_BY(mutex_) = false;
+  Stage stage_ ABSL_GUARDED_BY(mutex_) = Stage::kServing;
   uint64_t next_key_ ABSL_GUARDED_BY(mutex_) = 1;
   std::unordered_map<std::string, std::string> reserved_ ABSL_GUARDED_BY(mutex_);  // id to client
   // Ids that a client may not use again yet. Queue and groups know a request by its key: an id may be used

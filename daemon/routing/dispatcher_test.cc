@@ -230,6 +230,50 @@ TEST_F(DispatcherTest, ShutDownFailsEverything) {
   EXPECT_EQ(running->failed, 1);
 }
 
+TEST_F(DispatcherTest, GoingDownInSteps) {
+  int changes = 0;
+  dispatcher_.SetServingCallback([&] { ++changes; });
+  Ready(1);
+  const auto running = Submit("a");
+  const auto waiting = Submit("b");
+  ASSERT_TRUE(dispatcher_.Reserve("promised", "").ok());
+  dispatcher_.Leave();
+  EXPECT_EQ(changes, 2);
+  EXPECT_FALSE(dispatcher_.GetStats().serving);
+  EXPECT_TRUE(dispatcher_.GetStats().draining);
+  EXPECT_TRUE(dispatcher_.Info().ok()) << "it is still there";
+  dispatcher_.Release("promised");
+  ASSERT_TRUE(dispatcher_.Reserve("promised", "").ok()) << "not everybody knows yet";
+
+  dispatcher_.Drain();
+  const absl::Status refused = dispatcher_.Reserve("new", "");
+  EXPECT_EQ(refused.code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(DetailsOf(refused).reason, "DRAINING");
+  EXPECT_EQ(DetailsOf(refused).retry_after, absl::ZeroDuration());
+  EXPECT_FALSE(dispatcher_.AwaitEmpty(Now()));
+  const auto promised = std::make_shared<Recorder>();
+  GroupRequest request;
+  request.prompt_tokens = {1};
+  EXPECT_TRUE(dispatcher_.Submit("promised", request, promised).ok()) << "it was taken before";
+  EXPECT_EQ(running->failed + waiting->failed, 0);
+  dispatcher_.OnFinished(&group_, "a/1", {});
+  dispatcher_.OnCredits(&group_, 3);
+  EXPECT_THAT(group_.submitted, ElementsAre("a/1", "b/2", "promised/3")) << "what waits is still served";
+
+  ASSERT_TRUE(dispatcher_.Resume().ok());
+  EXPECT_TRUE(dispatcher_.GetStats().serving);
+  EXPECT_FALSE(dispatcher_.AwaitEmpty(absl::InfiniteFuture())) << "nobody waits for a drain that is over";
+  dispatcher_.Drain();
+  EXPECT_EQ(dispatcher_.EndAll(), 2);
+  EXPECT_EQ(DetailsOf(waiting->error).reason, "DRAINING");
+  EXPECT_FALSE(dispatcher_.AwaitEmpty(Now())) << "their group has not let go";
+  dispatcher_.OnFailed(&group_, "b/2", absl::UnavailableError("x"));
+  dispatcher_.OnFailed(&group_, "promised/3", absl::UnavailableError("x"));
+  EXPECT_TRUE(dispatcher_.AwaitEmpty(Now()));
+  dispatcher_.ShutDown();
+  EXPECT_FALSE(dispatcher_.Resume().ok());
+}
+
 GroupRequest OneToken() {
   GroupRequest request;
   request.prompt_tokens = {1};

@@ -88,6 +88,21 @@ class InferenceService::Impl final : public RawService {
         pool_(static_cast<size_t>(options_.text_threads)) {}
   ~Impl() override { pool_.join(); }
 
+  void SetSpeculation(const SpeculationPolicy& policy) {
+    absl::MutexLock lock(&mutex_);
+    speculation_ = policy;
+  }
+  SpeculationPolicy speculation() const {
+    absl::MutexLock lock(&mutex_);
+    return speculation_;
+  }
+
+  size_t OpenStreams() {
+    absl::MutexLock lock(&mutex_);
+    std::erase_if(streams_, [](const std::weak_ptr<Generation>& stream) { return stream.expired(); });
+    return streams_.size();
+  }
+
   void Tick(absl::Time now) {
     std::vector<std::shared_ptr<Generation>> generations;
     {
@@ -225,7 +240,8 @@ class InferenceService::Impl final : public RawService {
   Exporter* const exporter_;
   RequestMetrics metrics_;
   const absl::Time started_ = absl::Now();
-  absl::Mutex mutex_;
+  mutable absl::Mutex mutex_;
+  SpeculationPolicy speculation_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, std::weak_ptr<Generation>> generations_ ABSL_GUARDED_BY(mutex_);  // by request id
   std::vector<std::weak_ptr<Generation>> streams_ ABSL_GUARDED_BY(mutex_);  // until gRPC is done with them
   std::atomic<int> waiting_texts_ = 0;
@@ -320,6 +336,7 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* InferenceService::Impl::Generate(
     DFLASH_RETURN_IF_ERROR(CheckRequestId(id));
     DFLASH_RETURN_IF_ERROR(CheckModel(request->model, options_.model));
     DFLASH_ASSIGN_OR_RETURN(GroupInfo info, dispatcher_->Info());
+    DFLASH_RETURN_IF_ERROR(Apply(speculation(), &*request, &info));
     DFLASH_RETURN_IF_ERROR(CheckRequest(*request, info));
     DFLASH_RETURN_IF_ERROR(dispatcher_->Reserve(id, request->client));
     return info;
@@ -350,7 +367,9 @@ void InferenceService::Impl::PrepareAndSubmit(const std::shared_ptr<Generation>&
 }
 
 absl::Status InferenceService::Impl::FillModelInfo(v1::GetModelInfoResponse* response) const {
-  DFLASH_ASSIGN_OR_RETURN(const GroupInfo info, dispatcher_->Info());
+  DFLASH_ASSIGN_OR_RETURN(GroupInfo info, dispatcher_->Info());
+  ClientRequest any;
+  DFLASH_RETURN_IF_ERROR(Apply(speculation(), &any, &info));
   response->set_model(options_.model);
   response->set_server_version(options_.version);
   response->set_backend(info.backend);
@@ -409,6 +428,9 @@ InferenceService::InferenceService(Options options, Dispatcher* dispatcher, cons
                                    Exporter* exporter)
     : impl_(std::make_unique<Impl>(std::move(options), dispatcher, prompts, exporter)) {}
 InferenceService::~InferenceService() = default;
+void InferenceService::SetSpeculation(const SpeculationPolicy& policy) { impl_->SetSpeculation(policy); }
+SpeculationPolicy InferenceService::speculation() const { return impl_->speculation(); }
+size_t InferenceService::OpenStreams() { return impl_->OpenStreams(); }
 void InferenceService::Tick(absl::Time now) { impl_->Tick(now); }
 grpc::Service* InferenceService::service() { return impl_.get(); }
 

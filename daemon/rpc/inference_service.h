@@ -7,6 +7,7 @@
 
 #include "absl/time/time.h"
 #include "daemon/frontend/checkpoint_prompts.h"
+#include "daemon/frontend/prepare.h"
 #include "daemon/metrics/exporter.h"
 #include "daemon/metrics/request_metrics.h"
 #include "daemon/routing/dispatcher.h"
@@ -38,6 +39,13 @@ class InferenceService {
 
   // Cuts off clients that do not read; call it now and then, from one thread.
   void Tick(absl::Time now);
+
+  // What requests get that come from now on; any thread.
+  void SetSpeculation(const SpeculationPolicy& policy);
+  SpeculationPolicy speculation() const;
+
+  // Streams that clients have not taken to their end yet.
+  size_t OpenStreams();
 
   // To be registered with a server.
   grpc::Service* service();

@@ -43,6 +43,8 @@ std::vector<std::string> ServerCommand(const std::vector<std::string>& flags) {
                                       "--listen",
                                       "127.0.0.1:0",
                                       "--ops-listen",
+                                      "127.0.0.1:0",
+                                      "--admin-listen",
                                       "127.0.0.1:0"};
   command.insert(command.end(), flags.begin(), flags.end());
   return command;
@@ -76,6 +78,7 @@ Server::Server(const std::vector<std::string>& flags) : process_(ServerCommand(f
   }
   address_ = AddressAfter(*line, "serving on ");
   ops_address_ = AddressAfter(*line, "ops on ");
+  admin_address_ = AddressAfter(*line, "admin on ");
   channel_ = grpc::CreateChannel(address_, grpc::InsecureChannelCredentials());
   stub_ = v1::InferenceService::NewStub(channel_);
 }

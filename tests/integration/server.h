@@ -30,6 +30,7 @@ class Server {
   Process& process() { return process_; }
   const std::string& address() const { return address_; }  // HOST:PORT of the public API
   const std::string& ops_address() const { return ops_address_; }
+  const std::string& admin_address() const { return admin_address_; }
   const std::shared_ptr<grpc::Channel>& channel() const { return channel_; }
   v1::InferenceService::Stub& stub() { return *stub_; }
 
@@ -49,7 +50,7 @@ class Server {
 
  private:
   Process process_;
-  std::string address_, ops_address_;
+  std::string address_, ops_address_, admin_address_;
   std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<v1::InferenceService::Stub> stub_;
 };

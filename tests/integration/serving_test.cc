@@ -390,7 +390,11 @@ TEST(ShutdownTest, TermEndsTheDaemonAndItsWorker) {
   OpenStream stream(server.stub(), EndlessRequest());
   ASSERT_TRUE(stream.ReadFirstTokens());
   server.process().Signal(SIGTERM);
-  EXPECT_EQ(stream.Finish().error_code(), grpc::StatusCode::UNAVAILABLE);
+  ASSERT_TRUE(PollUntil([&] { return !server.Load().serving(); }));
+  server.process().Signal(SIGTERM);  // at once
+  const grpc::Status status = stream.Finish();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_THAT(ctl::Describe(status), HasSubstr("(DRAINING, retry in 0)"));
   EXPECT_EQ(server.process().WaitForExit(), 0);
   EXPECT_TRUE(PollUntil([&] { return kill(worker, 0) != 0; }));
 }

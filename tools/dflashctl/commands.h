@@ -16,6 +16,10 @@ int RunGenerate(int argc, const char* const* argv, Interrupt* interrupt);
 int RunStatus(int argc, const char* const* argv, Interrupt* interrupt);
 int RunReplay(int argc, const char* const* argv, Interrupt* interrupt);
 int RunBench(int argc, const char* const* argv, Interrupt* interrupt);
+int RunDrain(int argc, const char* const* argv, Interrupt* interrupt);
+int RunResume(int argc, const char* const* argv, Interrupt* interrupt);
+int RunSpeculation(int argc, const char* const* argv, Interrupt* interrupt);
+int RunLogLevel(int argc, const char* const* argv, Interrupt* interrupt);
 
 // What the commands share.
 

@@ -18,6 +18,9 @@ constexpr char kHelp[] =
     "  status       what is served, feature contract, load, speculation\n"
     "  replay FILE  compare outputs and acceptance lengths with golden data\n"
     "  bench        speed without and with speculation, or under load (--mode)\n"
+    "  drain        let a server finish and take nothing new; resume takes it back\n"
+    "  speculation  show or change what new requests get\n"
+    "  log-level L  change how much a server logs\n"
     "\n"
     "  --address HOST:PORT   where dflashd listens (default 127.0.0.1:8500); also after the command\n"
     "  --version, --help     COMMAND --help lists the command's own flags\n"
@@ -31,11 +34,11 @@ struct Command {
   std::string_view name;
   int (*run)(int argc, const char* const* argv, Interrupt* interrupt);
 };
-constexpr Command kCommands[] = {{"chat", RunChat},
-                                 {"generate", RunGenerate},
-                                 {"status", RunStatus},
-                                 {"replay", RunReplay},
-                                 {"bench", RunBench}};
+constexpr Command kCommands[] = {{"chat", RunChat},         {"generate", RunGenerate},
+                                 {"status", RunStatus},     {"replay", RunReplay},
+                                 {"bench", RunBench},       {"drain", RunDrain},
+                                 {"resume", RunResume},     {"speculation", RunSpeculation},
+                                 {"log-level", RunLogLevel}};
 
 int Usage(const std::string& what) {
   std::fprintf(stderr, "dflashctl: %s\nTry: dflashctl --help\n", what.c_str());
