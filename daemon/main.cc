@@ -21,12 +21,14 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "base/status.h"
+#include "daemon/auth/token_store.h"
 #include "daemon/frontend/checkpoint_prompts.h"
 #include "daemon/local_group.h"
 #include "daemon/metrics/exporter.h"
 #include "daemon/ops/ops_server.h"
 #include "daemon/routing/dispatcher.h"
 #include "daemon/rpc/admin_server.h"
+#include "daemon/rpc/credentials.h"
 #include "daemon/rpc/inference_service.h"
 #include "daemon/rpc/public_server.h"
 #include "daemon/settings.h"
@@ -119,6 +121,12 @@ void RefreshGauges(const Dispatcher& dispatcher, const LocalGroups& groups, Expo
   }
 }
 
+// Does an address of a flag stand for this machine alone?
+bool IsLoopback(const std::string& address) {
+  const std::string host = address.substr(0, address.rfind(':'));
+  return host == "localhost" || host == "[::1]" || host.rfind("127.", 0) == 0;
+}
+
 OpsReply Answer(const std::string& path, const Dispatcher& dispatcher, Exporter& exporter,
                 const LocalGroups& groups, const std::atomic<bool>& has_been_ready, absl::Time last_tick) {
   if (path == "/metrics") {
@@ -141,6 +149,12 @@ OpsReply Answer(const std::string& path, const Dispatcher& dispatcher, Exporter&
     return has_been_ready ? OpsReply{.body = "ok\n"} : OpsReply{.status = 503, .body = why + "\n"};
   }
   return {.status = 404, .body = "no such page; there are /metrics, /livez, /readyz, /startupz, /version\n"};
+}
+
+void RefreshTokens(TokenStore* tokens) {
+  const absl::StatusOr<bool> changed = tokens->Refresh();
+  if (!changed.ok()) spdlog::error("tokens stay as they are: {}", std::string(changed.status().message()));
+  if (changed.ok() && *changed) spdlog::info("tokens were read again: {}", tokens->size());
 }
 
 // Waits for a signal that is blocked in all threads (main).
@@ -187,6 +201,20 @@ int Serve(const Settings& settings) {
   absl::StatusOr<CheckpointPrompts> prompts = CheckpointPrompts::Load(settings.model);
   if (!prompts.ok()) return Fail(kExitBadModel, std::string(prompts.status().message()));
 
+  const absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> credentials =
+      MakeServerCredentials({.certificate = settings.tls_cert,
+                             .key = settings.tls_key,
+                             .client_ca = settings.tls_client_ca,
+                             .refresh_seconds = static_cast<unsigned>(settings.tls_refresh_seconds)});
+  if (!credentials.ok()) return Fail(kExitBadFlags, std::string(credentials.status().message()));
+  std::unique_ptr<TokenStore> tokens;
+  if (!settings.token_file.empty()) {
+    absl::StatusOr<std::unique_ptr<TokenStore>> opened = TokenStore::Open(settings.token_file);
+    if (!opened.ok()) return Fail(kExitBadFlags, std::string(opened.status().message()));
+    tokens = *std::move(opened);
+    spdlog::info("{} tokens from {}", tokens->size(), settings.token_file);
+  }
+
   Exporter exporter(settings.model_name);
   exporter.server().Gauge(metrics::kBuildInfo, {{"version", DFLASHD_VERSION}}).Set(1);
   Dispatcher dispatcher({.queue = {.max_requests = settings.max_queued_requests,
@@ -197,10 +225,13 @@ int Serve(const Settings& settings) {
                         &absl::Now);
   InferenceService service({.model = settings.model_name,
                             .drafter_name = std::filesystem::path(settings.draft_model).filename().string(),
-                            .version = DFLASHD_VERSION},
+                            .version = DFLASHD_VERSION,
+                            .tokens = tokens.get()},
                            &dispatcher, &*prompts, &exporter);
 
-  absl::StatusOr<std::unique_ptr<PublicServer>> server = PublicServer::Start(settings.listen, &service);
+  const bool reflection = settings.reflection == "on" || (settings.reflection == "auto" && tokens == nullptr);
+  absl::StatusOr<std::unique_ptr<PublicServer>> server =
+      PublicServer::Start(settings.listen, &service, *credentials, reflection);
   if (!server.ok())
     return Fail(kExitCannotListen, absl::StrCat("--listen: ", std::string(server.status().message())));
 
@@ -208,9 +239,20 @@ int Serve(const Settings& settings) {
   std::atomic<int64_t> last_tick = absl::GetCurrentTimeNanos();  // of the Unix epoch
   LocalGroups groups;
   exporter.SetRefresh([&] { RefreshGauges(dispatcher, groups, exporter); });
+  const bool protect_metrics =
+      tokens != nullptr && !settings.open_metrics && !IsLoopback(settings.ops_listen);
   absl::StatusOr<std::unique_ptr<OpsServer>> ops =
-      OpsServer::Start(settings.ops_listen, [&](const std::string& path) {
-        return Answer(path, dispatcher, exporter, groups, has_been_ready, absl::FromUnixNanos(last_tick));
+      OpsServer::Start(settings.ops_listen, [&](const OpsRequest& request) -> OpsReply {
+        if (request.path == "/metrics" && protect_metrics) {
+          const absl::Status allowed =
+              tokens->Check(request.authorization, Role::kMetrics, absl::Now()).status();
+          if (!allowed.ok()) {
+            return {.status = absl::IsPermissionDenied(allowed) ? 403 : 401,
+                    .body = absl::StrCat(std::string(allowed.message()), "\n")};
+          }
+        }
+        return Answer(request.path, dispatcher, exporter, groups, has_been_ready,
+                      absl::FromUnixNanos(last_tick));
       });
   if (!ops.ok())
     return Fail(kExitCannotListen, absl::StrCat("--ops-listen: ", std::string(ops.status().message())));
@@ -225,6 +267,8 @@ int Serve(const Settings& settings) {
   if (!settings.admin_listen.empty()) {
     absl::StatusOr<std::unique_ptr<AdminServer>> started =
         AdminServer::Start({.address = settings.admin_listen,
+                            .access = {.credentials = *credentials, .tokens = tokens.get()},
+                            .reflection = reflection,
                             .drain_timeout = absl::Seconds(settings.drain_seconds),
                             .exit =
                                 [&](absl::Duration timeout) {
@@ -266,9 +310,11 @@ int Serve(const Settings& settings) {
   }
   absl::Notification stop_ticking;
   std::thread ticking([&] {
+    int64_t ticks = 0;
     while (!stop_ticking.WaitForNotificationWithTimeout(absl::Milliseconds(100))) {
       dispatcher.ExpireWaiting();
       service.Tick(absl::Now());
+      if (tokens != nullptr && ++ticks % 10 == 0) RefreshTokens(tokens.get());
       last_tick = absl::GetCurrentTimeNanos();
     }
   });

@@ -25,6 +25,22 @@ FlagParser MakeParser(Settings& settings) {
   parser.Text("admin-listen", "ADDRESS",
               "where operators connect with gRPC: HOST:PORT, or unix:PATH for this user only; empty: nowhere",
               &settings.admin_listen);
+  parser.Text("tls-cert", "FILE",
+              "PEM chain of the gRPC ports; it and the next two are watched and may change",
+              &settings.tls_cert);
+  parser.Text("tls-key", "FILE", "PEM key for it", &settings.tls_key);
+  parser.Text("tls-client-ca", "FILE", "PEM certificates, of which clients must have one's",
+              &settings.tls_client_ca);
+  parser.Integer("tls-refresh-seconds", "S", "how often these files are looked at", 1, 86400,
+                 &settings.tls_refresh_seconds);
+  parser.Text(
+      "token-file", "FILE",
+      "hashed bearer tokens with roles, one a line: NAME sha256:HEX ROLE[,ROLE] [expires=TIME]; watched",
+      &settings.token_file);
+  parser.Choice("reflection", {"auto", "on", "off"}, "gRPC reflection; auto: on unless there are tokens",
+                &settings.reflection);
+  parser.Switch("open-metrics", "/metrics needs no token; it never does where --ops-listen is loopback",
+                &settings.open_metrics);
   parser.Number("drain-grace-seconds", "S",
                 "on SIGTERM, time in which requests are still taken while probes already say no", 0, 3600,
                 &settings.drain_grace_seconds);

@@ -21,6 +21,11 @@ struct Settings {
   std::string listen = "127.0.0.1:8500";
   std::string ops_listen = "127.0.0.1:8503";
   std::string admin_listen;  // empty: none
+  std::string tls_cert, tls_key, tls_client_ca;
+  int64_t tls_refresh_seconds = 10;
+  std::string token_file;
+  std::string reflection = "auto";
+  bool open_metrics = false;
   double drain_grace_seconds = 0;
   double drain_seconds = 120;
   int64_t tp = 1;

@@ -9,7 +9,7 @@ RequestMetrics::RequestMetrics(MetricRegistry* registry) {
   for (const char* outcome : {"stop", "length", "cancelled", "deadline", "rejected", "error"}) {
     outcomes_[outcome] = &registry->Counter(metrics::kRequests, {{"api", "grpc"}, {"outcome", outcome}});
   }
-  for (const char* reason : {"queue_full", "queue_timeout", "client_limit", "rate_limited", "draining",
+  for (const char* reason : {"queue_full", "queue_timeout", "client_limit", "rate_limited", "unauthenticated", "draining",
                              "not_ready", "invalid", "too_long", "unsupported", "slow_consumer"}) {
     rejections_[reason] = &registry->Counter(metrics::kRequestsRejected, {{"reason", reason}});
   }
@@ -35,6 +35,7 @@ std::string RejectionLabel(const std::string& reason) {
   if (reason == "QUEUE_TIMEOUT") return "queue_timeout";
   if (reason == "CLIENT_LIMIT") return "client_limit";
   if (reason == "RATE_LIMITED") return "rate_limited";
+  if (reason == "UNAUTHENTICATED" || reason == "PERMISSION_DENIED") return "unauthenticated";
   if (reason == "DRAINING") return "draining";
   if (reason == "NOT_READY" || reason == "WORKER_LOST") return "not_ready";
   if (reason == "CONTEXT_TOO_LONG") return "too_long";

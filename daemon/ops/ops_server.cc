@@ -51,11 +51,13 @@ class Session : public std::enable_shared_from_this<Session> {
     OpsReply reply = {.status = 405, .body = "only GET and HEAD\n"};
     if (request.method() == http::verb::get || request.method() == http::verb::head) {
       const std::string target(request.target());
-      reply = handler_(target.substr(0, target.find('?')));
+      reply = handler_({.path = target.substr(0, target.find('?')),
+                        .authorization = std::string(request[http::field::authorization])});
     }
     response_ = {static_cast<http::status>(reply.status), request.version()};
     response_.set(http::field::server, "dflashd");
     response_.set(http::field::content_type, reply.content_type);
+    if (reply.status == 401) response_.set(http::field::www_authenticate, "Bearer");
     response_.keep_alive(request.keep_alive());
     response_.body() = std::move(reply.body);
     response_.prepare_payload();

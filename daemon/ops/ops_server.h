@@ -17,9 +17,13 @@ struct OpsReply {
   std::string body;
 };
 
-// Answers GET and HEAD of a path (without query) from the server's thread; must return at once. Unknown paths
-// get 404.
-using OpsHandler = std::function<OpsReply(const std::string& path)>;
+struct OpsRequest {
+  std::string path;           // without query
+  std::string authorization;  // the header of that name, may be empty
+};
+
+// Answers GET and HEAD from the server's thread; must return at once. Unknown paths get 404.
+using OpsHandler = std::function<OpsReply(const OpsRequest& request)>;
 
 class OpsServer {
  public:

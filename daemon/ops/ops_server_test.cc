@@ -28,8 +28,12 @@ std::string Get(const std::string& path, const char* method = "GET") {
   return std::string(method) + " " + path + " HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n";
 }
 
-OpsReply Handle(const std::string& path) {
-  if (path == "/livez") return {.body = "ok\n"};
+OpsReply Handle(const OpsRequest& request) {
+  if (request.path == "/livez") return {.body = "ok\n"};
+  if (request.path == "/secret") {
+    return request.authorization == "Bearer x" ? OpsReply{.body = "told\n"}
+                                               : OpsReply{.status = 401, .body = ""};
+  }
   return {.status = 404, .body = "no such page\n"};
 }
 
@@ -40,6 +44,10 @@ TEST(OpsServerTest, AnswersGetAndHeadAndNothingElse) {
   EXPECT_THAT(Ask(port, Get("/livez?verbose")), AllOf(HasSubstr("200 OK"), HasSubstr("\r\n\r\nok\n")));
   EXPECT_THAT(Ask(port, Get("/livez", "HEAD")), AllOf(HasSubstr("200 OK"), Not(HasSubstr("\r\n\r\nok"))));
   EXPECT_THAT(Ask(port, Get("/nothing")), HasSubstr("404 Not Found"));
+  EXPECT_THAT(Ask(port, Get("/secret")),
+              AllOf(HasSubstr("401 Unauthorized"), HasSubstr("WWW-Authenticate: Bearer")));
+  EXPECT_THAT(Ask(port, "GET /secret HTTP/1.1\r\nAuthorization: Bearer x\r\nConnection: close\r\n\r\n"),
+              HasSubstr("told\n"));
   EXPECT_THAT(Ask(port, Get("/livez", "DELETE")), HasSubstr("405 Method Not Allowed"));
 }
 

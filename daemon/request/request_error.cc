@@ -25,6 +25,12 @@ std::string ReasonOfCode(absl::StatusCode code) {
       return "METHOD_NOT_LOADED";
     case absl::StatusCode::kResourceExhausted:
       return "QUEUE_FULL";
+    case absl::StatusCode::kUnauthenticated:
+      return "UNAUTHENTICATED";
+    case absl::StatusCode::kPermissionDenied:
+      return "PERMISSION_DENIED";
+    case absl::StatusCode::kAborted:
+      return "REVISION_MISMATCH";
     case absl::StatusCode::kUnavailable:
       return "NOT_READY";
     case absl::StatusCode::kDeadlineExceeded:

@@ -1,6 +1,5 @@
 #include "daemon/rpc/admin_server.h"
 
-#include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
 #include <sys/stat.h>
 
@@ -57,19 +56,24 @@ class AdminServer::Impl final : public v1::AdminService::Service {
         address_(options_.address) {}
   ~Impl() override {
     stopping_ = true;
-    if (server_ != nullptr) server_->Shutdown(absl::ToChronoTime(absl::Now()));
+    // A Drain that has seen the end is about to say so.
+    if (server_ != nullptr) server_->Shutdown(absl::ToChronoTime(absl::Now() + absl::Seconds(1)));
   }
 
   absl::Status Listen() {
     const bool is_socket = options_.address.rfind("unix:", 0) == 0;
-    grpc::reflection::InitProtoReflectionServerBuilderPlugin();
     grpc::ServerBuilder builder;
     int port = 0;
-    builder.AddListeningPort(options_.address, grpc::InsecureServerCredentials(), &port);
+    builder.AddListeningPort(options_.address,
+                             is_socket || options_.access.credentials == nullptr
+                                 ? grpc::InsecureServerCredentials()
+                                 : options_.access.credentials,
+                             &port);
     builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
     builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
     builder.SetResourceQuota(grpc::ResourceQuota("admin").SetMaxThreads(kMaxThreads));
     builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MAX_POLLERS, 2);
+    if (!options_.reflection) CloseReflection(&builder);
     builder.RegisterService(this);
     const mode_t mask = umask(0177);  // the socket is this user's alone from the first moment
     server_ = builder.BuildAndStart();
@@ -84,6 +88,8 @@ class AdminServer::Impl final : public v1::AdminService::Service {
 
   grpc::Status Drain(grpc::ServerContext* context, const v1::DrainRequest* request,
                      grpc::ServerWriter<v1::DrainResponse>* stream) override {
+    const absl::StatusOr<std::string> caller = Caller(*context);
+    if (!caller.ok()) return ToGrpcStatus(caller.status());
     const double seconds = request->has_timeout_seconds() ? request->timeout_seconds()
                                                           : absl::ToDoubleSeconds(options_.drain_timeout);
     if (!(seconds >= 0 && seconds <= kMaxDrainSeconds)) {
@@ -91,11 +97,11 @@ class AdminServer::Impl final : public v1::AdminService::Service {
           BadParameter("timeout_seconds", absl::StrCat("must be from 0 to ", kMaxDrainSeconds)));
     }
     const absl::Duration timeout = absl::Seconds(seconds);
-    Audit(*context, absl::StrCat("Drain, timeout ", absl::FormatDuration(timeout),
-                                 request->exit_when_done() ? ", then exit" : ""));
-    if (request->exit_when_done()) {
-      options_.exit(timeout);
-    }
+    Audit(*context, *caller,
+          absl::StrCat("Drain, timeout ", absl::FormatDuration(timeout),
+                       request->exit_when_done() ? ", then exit" : ""));
+    // Once: a second signal would mean "at once".
+    if (request->exit_when_done() && !exiting_.exchange(true)) options_.exit(timeout);
     dispatcher_->Leave();
     dispatcher_->Drain();
     absl::Time deadline = absl::Now() + timeout;
@@ -125,12 +131,16 @@ class AdminServer::Impl final : public v1::AdminService::Service {
   }
 
   grpc::Status Resume(grpc::ServerContext* context, const v1::ResumeRequest*, v1::ResumeResponse*) override {
-    Audit(*context, "Resume");
+    const absl::StatusOr<std::string> caller = Caller(*context);
+    if (!caller.ok()) return ToGrpcStatus(caller.status());
+    Audit(*context, *caller, "Resume");
     return ToGrpcStatus(dispatcher_->Resume());
   }
 
-  grpc::Status GetSpeculation(grpc::ServerContext*, const v1::GetSpeculationRequest*,
+  grpc::Status GetSpeculation(grpc::ServerContext* context, const v1::GetSpeculationRequest*,
                               v1::GetSpeculationResponse* response) override {
+    const absl::StatusOr<std::string> caller = Caller(*context);
+    if (!caller.ok()) return ToGrpcStatus(caller.status());
     absl::MutexLock lock(&mutex_);
     *response->mutable_settings() = speculation_;
     response->set_revision(revision_);
@@ -139,6 +149,8 @@ class AdminServer::Impl final : public v1::AdminService::Service {
 
   grpc::Status SetSpeculation(grpc::ServerContext* context, const v1::SetSpeculationRequest* request,
                               v1::SetSpeculationResponse* response) override {
+    const absl::StatusOr<std::string> caller = Caller(*context);
+    if (!caller.ok()) return ToGrpcStatus(caller.status());
     const v1::SpeculationSettings& settings = request->settings();
     const bool off = settings.mode() == v1::SPECULATION_MODE_OFF;
     if (!off && settings.mode() != v1::SPECULATION_MODE_UNSPECIFIED &&
@@ -165,9 +177,10 @@ class AdminServer::Impl final : public v1::AdminService::Service {
     service_->SetSpeculation(policy);
     speculation_ = settings;
     ++revision_;
-    Audit(*context, absl::StrCat("SetSpeculation ", v1::SpeculationMode_Name(settings.mode()), ", at most ",
-                                 settings.max_draft_tokens(), " drafts",
-                                 settings.for_all() ? ", for all" : "", ", revision ", revision_));
+    Audit(*context, *caller,
+          absl::StrCat("SetSpeculation ", v1::SpeculationMode_Name(settings.mode()), ", at most ",
+                       settings.max_draft_tokens(), " drafts", settings.for_all() ? ", for all" : "",
+                       ", revision ", revision_));
     *response->mutable_settings() = speculation_;
     response->set_revision(revision_);
     return grpc::Status::OK;
@@ -175,26 +188,32 @@ class AdminServer::Impl final : public v1::AdminService::Service {
 
   grpc::Status SetLogLevel(grpc::ServerContext* context, const v1::SetLogLevelRequest* request,
                            v1::SetLogLevelResponse* response) override {
+    const absl::StatusOr<std::string> caller = Caller(*context);
+    if (!caller.ok()) return ToGrpcStatus(caller.status());
     const spdlog::level::level_enum level = LevelOf(request->level());
     if (level == spdlog::level::off)
       return ToGrpcStatus(BadParameter("level", "must be one of debug, info, warn, error"));
     response->set_previous(LevelOf(spdlog::get_level()));
-    Audit(*context, absl::StrCat("SetLogLevel ", v1::LogLevel_Name(request->level())));
+    Audit(*context, *caller, absl::StrCat("SetLogLevel ", v1::LogLevel_Name(request->level())));
     spdlog::set_level(level);
     return grpc::Status::OK;
   }
 
  private:
   // Always written, whatever the level: who changed it must not be hidden by changing it.
-  static void Audit(const grpc::ServerContext& context, const std::string& what) {
-    spdlog::default_logger()->log(spdlog::level::off, "admin: {} by {}", what, context.peer());
+  static void Audit(const grpc::ServerContext& context, const std::string& caller, const std::string& what) {
+    spdlog::default_logger()->log(spdlog::level::off, "admin: {} by {} from {}", what, caller,
+                                  context.peer());
+  }
+  absl::StatusOr<std::string> Caller(const grpc::ServerContext& context) const {
+    return Authorize(options_.access.tokens, context, Role::kAdmin);
   }
 
   const Options options_;
   Dispatcher* const dispatcher_;
   InferenceService* const service_;
   std::string address_;
-  std::atomic<bool> stopping_ = false;
+  std::atomic<bool> stopping_ = false, exiting_ = false;
   absl::Mutex mutex_;
   v1::SpeculationSettings speculation_ ABSL_GUARDED_BY(mutex_);
   uint64_t revision_ ABSL_GUARDED_BY(mutex_) = 1;

@@ -1,4 +1,4 @@
-// The operators' gRPC port: dflash.v1.AdminService, health and reflection.
+// The operators' gRPC port: dflash.v1.AdminService, grpc.health.v1, and reflection where it is enabled.
 #pragma once
 
 #include <functional>
@@ -8,6 +8,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "daemon/routing/dispatcher.h"
+#include "daemon/rpc/credentials.h"
 #include "daemon/rpc/inference_service.h"
 
 namespace dflash {
@@ -15,8 +16,10 @@ namespace dflash {
 class AdminServer {
  public:
   struct Options {
-    std::string
-        address;  // "HOST:PORT" (port 0 takes a free one) or "unix:PATH" (a socket for this user only)
+    std::string address;  // "HOST:PORT" (port 0 takes a free one) or "unix:PATH" (a socket for this user
+                          // only, without TLS)
+    Access access;
+    bool reflection = true;
     absl::Duration drain_timeout = absl::Seconds(120);  // of a Drain that names none
     std::function<void(absl::Duration)> exit;           // drains with this timeout, and ends the process
   };

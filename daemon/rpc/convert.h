@@ -26,6 +26,7 @@ StreamBuffer::Options OutputOptionsOf(const v1::GenerateRequest& message);
 struct StreamFacts {
   std::string request_id;
   std::string model;
+  std::string client;
   GroupRequest request;                   // its prompt may be empty
   std::vector<uint32_t> client_stop_ids;  // the client's own: other stop tokens are the model's end tokens
 };

@@ -47,6 +47,7 @@ class Generation final : public OutputListener, public std::enable_shared_from_t
   void OnFailed(const absl::Status& status) override { Fail(status); }
 
   const std::string& id() const { return facts_.request_id; }
+  const std::string& client() const { return facts_.client; }
 
  private:
   class Reactor;

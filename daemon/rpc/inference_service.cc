@@ -16,6 +16,7 @@
 #include "daemon/frontend/prepare.h"
 #include "daemon/request/request_error.h"
 #include "daemon/rpc/convert.h"
+#include "daemon/rpc/credentials.h"
 #include "daemon/rpc/generation.h"
 #include "daemon/rpc/grpc_status.h"
 #include "daemon/rpc/message_bytes.h"
@@ -42,13 +43,6 @@ const char* CodeName(absl::StatusCode code) {
       "DATA_LOSS", "UNAUTHENTICATED"};
   const auto index = static_cast<size_t>(code);
   return index < std::size(kNames) ? kNames[index] : "UNKNOWN";
-}
-
-// "ipv4:10.0.0.1:1234", "ipv6:%5B::1%5D:1234" -> without the port: all connections of one host are one
-// client.
-std::string PeerHost(const std::string& peer) {
-  const size_t colon = peer.rfind(':');
-  return peer.rfind("ip", 0) == 0 && colon != std::string::npos ? peer.substr(0, colon) : peer;
 }
 
 v1::SpeculationMode ModeOf(bool speculates) {
@@ -122,12 +116,19 @@ class InferenceService::Impl final : public RawService {
   grpc::ServerUnaryReactor* Cancel(grpc::CallbackServerContext* context, const grpc::ByteBuffer* bytes,
                                    grpc::ByteBuffer* answer) override {
     return Reply<v1::CancelRequest, v1::CancelResponse>(
-        context, "Cancel", bytes, answer, [this](const auto& request, auto* response) {
+        context, "Cancel", bytes, answer, [this, context](const auto& request, auto* response) {
+          // Was allowed a moment ago; tokens may have changed since.
+          const std::string client =
+              Authorize(options_.tokens, *context, Role::kInference).value_or(std::string());
           std::shared_ptr<Generation> generation;
           {
             absl::MutexLock lock(&mutex_);
             const auto found = generations_.find(request.request_id());
             if (found != generations_.end()) generation = found->second.lock();
+          }
+          // With tokens nobody ends another's.
+          if (generation != nullptr && options_.tokens != nullptr && generation->client() != client) {
+            generation = nullptr;
           }
           response->set_found(generation != nullptr);
           if (generation != nullptr) generation->Cancel();
@@ -211,13 +212,17 @@ class InferenceService::Impl final : public RawService {
   template <typename Request, typename Response, typename Work>
   grpc::ServerUnaryReactor* Reply(grpc::CallbackServerContext* context, const char* method,
                                   const grpc::ByteBuffer* bytes, grpc::ByteBuffer* answer, const Work& work) {
-    return Finish(context->DefaultReactor(), method, Handle<Request, Response>(*bytes, answer, work));
+    absl::Status status = Authorize(options_.tokens, *context, Role::kInference).status();
+    if (status.ok()) status = Handle<Request, Response>(*bytes, answer, work);
+    return Finish(context->DefaultReactor(), method, status);
   }
   // Answers it from the pool. gRPC keeps bytes and answer until Finish.
   template <typename Request, typename Response, typename Work>
   grpc::ServerUnaryReactor* ReplyLater(grpc::CallbackServerContext* context, const char* method,
                                        const grpc::ByteBuffer* bytes, grpc::ByteBuffer* answer, Work work) {
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    const absl::Status allowed = Authorize(options_.tokens, *context, Role::kInference).status();
+    if (!allowed.ok()) return Finish(reactor, method, allowed);
     if (++waiting_texts_ > kMaxWaitingTexts) {
       --waiting_texts_;
       return Finish(
@@ -293,8 +298,9 @@ absl::Status InferenceService::Impl::Detokenize(const v1::DetokenizeRequest& req
 grpc::ServerWriteReactor<grpc::ByteBuffer>* InferenceService::Impl::Generate(
     grpc::CallbackServerContext* context, const grpc::ByteBuffer* bytes) {
   const absl::Time received = absl::Now();
+  const absl::StatusOr<std::string> caller = Authorize(options_.tokens, *context, Role::kInference);
   v1::GenerateRequest message;  // what could be read of it, when it does not parse
-  const absl::Status parsed = ParseRequest(*bytes, &message);
+  const absl::Status parsed = caller.ok() ? ParseRequest(*bytes, &message) : caller.status();
   absl::StatusOr<ClientRequest> request =
       parsed.ok() ? FromMessage(message) : absl::StatusOr<ClientRequest>(parsed);
   absl::Time deadline = absl::FromChrono(context->deadline());
@@ -308,6 +314,7 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* InferenceService::Impl::Generate(
   if (facts.request_id.empty())
     facts.request_id = absl::StrCat("gen-", absl::Hex(RandomBits(), absl::kZeroPad16));
   facts.model = options_.model;
+  facts.client = caller.value_or("");
   facts.client_stop_ids.assign(message.stopping().token_ids().begin(), message.stopping().token_ids().end());
   const std::string id = facts.request_id;
   StreamBuffer::Options output = OutputOptionsOf(message);
@@ -332,7 +339,7 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* InferenceService::Impl::Generate(
     if (!request.ok()) return request.status();
     request->id = id;
     request->deadline = deadline;
-    request->client = PeerHost(context->peer());
+    request->client = *caller;
     DFLASH_RETURN_IF_ERROR(CheckRequestId(id));
     DFLASH_RETURN_IF_ERROR(CheckModel(request->model, options_.model));
     DFLASH_ASSIGN_OR_RETURN(GroupInfo info, dispatcher_->Info());

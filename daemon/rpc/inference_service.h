@@ -6,6 +6,7 @@
 #include <string>
 
 #include "absl/time/time.h"
+#include "daemon/auth/token_store.h"
 #include "daemon/frontend/checkpoint_prompts.h"
 #include "daemon/frontend/prepare.h"
 #include "daemon/metrics/exporter.h"
@@ -26,6 +27,7 @@ class InferenceService {
     std::string version;       // of this build
     absl::Duration default_deadline = absl::Seconds(600);
     absl::Duration max_deadline = absl::Seconds(3600);
+    const TokenStore* tokens = nullptr;  // not owned; null: calls need no token
     int text_threads = 2;
     size_t max_unsent_bytes = 256 << 10;             // of one stream, before its client counts as too slow
     absl::Duration stall_limit = absl::Seconds(30);  // a client that takes nothing for so long is cut off

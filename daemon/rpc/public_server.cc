@@ -50,8 +50,9 @@ class PublicServer::Impl {
 PublicServer::PublicServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 PublicServer::~PublicServer() { Shutdown(absl::ZeroDuration()); }
 
-absl::StatusOr<std::unique_ptr<PublicServer>> PublicServer::Start(const std::string& address,
-                                                                  InferenceService* service) {
+absl::StatusOr<std::unique_ptr<PublicServer>> PublicServer::Start(
+    const std::string& address, InferenceService* service,
+    std::shared_ptr<grpc::ServerCredentials> credentials, bool reflection) {
   // Clients hear about text that is not UTF-8 (message_bytes.h); a line of the log for each would be theirs
   // to write.
   google::protobuf::SetLogHandler(nullptr);
@@ -59,7 +60,7 @@ absl::StatusOr<std::unique_ptr<PublicServer>> PublicServer::Start(const std::str
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   auto impl = std::make_unique<Impl>();
   grpc::ServerBuilder builder;
-  builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &impl->port);
+  builder.AddListeningPort(address, std::move(credentials), &impl->port);
   builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   // Finds clients that vanished without a word, and lets eager ones ping.
@@ -67,6 +68,7 @@ absl::StatusOr<std::unique_ptr<PublicServer>> PublicServer::Start(const std::str
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10000);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 10000);
+  if (!reflection) CloseReflection(&builder);
   builder.RegisterService(service->service());
   impl->server = builder.BuildAndStart();
   if (impl->server == nullptr) return absl::UnavailableError(WhyNotListening(address));

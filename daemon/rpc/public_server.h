@@ -1,4 +1,4 @@
-// The gRPC port that clients see: the inference service, grpc.health.v1 and reflection.
+// The gRPC port that clients see: the inference service, grpc.health.v1, and reflection where it is enabled.
 #pragma once
 
 #include <memory>
@@ -6,6 +6,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "daemon/rpc/credentials.h"
 #include "daemon/rpc/inference_service.h"
 
 namespace dflash {
@@ -15,8 +16,10 @@ class PublicServer {
   // Listens on `address` ("HOST:PORT"; port 0 takes a free one). `service` is not owned and must outlive the
   // server. Health: "" is SERVING from now on, "dflash.v1.InferenceService" after SetServing(true).
   // Unavailable, naming the address: cannot listen there.
-  static absl::StatusOr<std::unique_ptr<PublicServer>> Start(const std::string& address,
-                                                             InferenceService* service);
+  static absl::StatusOr<std::unique_ptr<PublicServer>> Start(
+      const std::string& address, InferenceService* service,
+      std::shared_ptr<grpc::ServerCredentials> credentials = grpc::InsecureServerCredentials(),
+      bool reflection = true);
   ~PublicServer();
 
   int port() const;

@@ -134,7 +134,7 @@ TEST_F(AdminTest, DrainAndResume) {
   EXPECT_EQ(Admin({"resume"}).exit_code, ctl::kSuccess);
   EXPECT_TRUE(server_->Load().serving());
   EXPECT_EQ(server_->GenerateOk(ShortRequest()).token_ids.size(), 4u);
-  EXPECT_TRUE(server_->process().WaitForLine("admin: Drain, timeout 100ms by ipv4:127.0.0.1:").has_value());
+  EXPECT_TRUE(server_->process().WaitForLine("admin: Drain, timeout 100ms by ipv4:127.0.0.1 from ").has_value());
   EXPECT_TRUE(server_->process().WaitForLine("admin: Resume by ").has_value());
 }
 

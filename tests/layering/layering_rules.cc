@@ -46,10 +46,11 @@ const std::map<std::string, std::map<std::string, Names>>& SubfolderArrows() {
         {"supervise", {}},
         {"ops", {}},
         {"admission", {"request"}},
+        {"auth", {"request"}},
         {"frontend", {"request"}},
         {"metrics", {"request"}},
         {"routing", {"admission", "request"}},
-        {"rpc", {"frontend", "metrics", "request", "routing"}}}},
+        {"rpc", {"auth", "frontend", "metrics", "request", "routing"}}}},
   };
   return *arrows;
 }

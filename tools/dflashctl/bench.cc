@@ -22,7 +22,8 @@ constexpr int64_t kMaxPromptsBytes = 64 << 20;
 constexpr int64_t kMaxTokens = 1 << 20;  // of one prompt or output
 
 struct BenchFlags {
-  std::string address = kDefaultAddress, mode = "compare";
+  EndpointFlags endpoint;
+  std::string mode = "compare";
   std::string path, kind = "chat", prompt;
   double temperature = 0;
   bool as_json = false;
@@ -50,7 +51,7 @@ FlagParser MakeParser(const char* program, BenchFlags& flags) {
       "--mode closed has clients that send their next request when the last has ended; --mode open sends\n"
       "requests at a rate, at random times, whatever becomes of them, and times each from when it was due.\n"
       "A distribution of counts is N, uniform:MIN:MAX, exponential:MEAN:MAX or lognormal:MEDIAN:SIGMA:MAX.");
-  RegisterAddress(&parser, &flags.address);
+  flags.endpoint.Register(&parser);
   parser.Choice("mode", {"compare", "closed", "open"}, "what to do", &flags.mode);
   parser.Text("prompts", "FILE", "prompts of a golden.json", &flags.path);
   parser.Text("kind", "NAME", "kind of prompt to take from --prompts; empty: all", &flags.kind);
@@ -143,7 +144,7 @@ grpc::Status RunArm(Connection* connection, const std::vector<v1::GenerateReques
   return status;
 }
 
-int RunCompare(const BenchFlags& flags, Interrupt* interrupt) {
+int RunCompare(const BenchFlags& flags, const Endpoint& endpoint, Interrupt* interrupt) {
   if (flags.path.empty() == flags.prompt.empty()) {
     return UsageError(absl::InvalidArgumentError("give one of --prompts and --prompt"));
   }
@@ -165,7 +166,7 @@ int RunCompare(const BenchFlags& flags, Interrupt* interrupt) {
       prompts.push_back(request);
     }
   }
-  Connection connection(flags.address, interrupt);
+  Connection connection(endpoint, interrupt);
   std::vector<BenchArm> arms = {{"off", {}, 0}, {"dflash", {}, 0}};
   // One request per arm first: nothing that happens only once is measured.
   for (const BenchArm& arm : arms) {
@@ -262,13 +263,13 @@ absl::Status WriteFile(const std::string& path, const std::string& text) {
   return file.good() ? absl::OkStatus() : absl::UnknownError(absl::StrCat("cannot write ", path));
 }
 
-int RunLoadPhases(const BenchFlags& flags, Interrupt* interrupt) {
+int RunLoadPhases(const BenchFlags& flags, const Endpoint& endpoint, Interrupt* interrupt) {
   if (!flags.prompt.empty()) return UsageError(absl::InvalidArgumentError("--prompt is for --mode compare"));
   const absl::StatusOr<std::vector<LoadPhase>> phases = MakePhases(flags);
   if (!phases.ok()) return UsageError(phases.status());
   absl::StatusOr<LoadShape> shape = MakeShape(flags);
   if (!shape.ok()) return UsageError(shape.status());
-  Connection connection(flags.address, interrupt);
+  Connection connection(endpoint, interrupt);
   v1::GetModelInfoResponse model;
   if (const grpc::Status status = connection.GetModelInfo(&model); !status.ok()) {
     return ServerError(status, *interrupt);
@@ -295,7 +296,7 @@ int RunLoadPhases(const BenchFlags& flags, Interrupt* interrupt) {
     const auto show = [&](const LoadProgress& progress) {
       std::fprintf(stderr, terminal ? "\r%s\x1b[K" : "%s\n", FormatProgress(phase, progress).c_str());
     };
-    results.push_back(RunLoad(flags.address, phase, maker, interrupt,
+    results.push_back(RunLoad(endpoint, phase, maker, interrupt,
                               flags.quiet ? std::function<void(const LoadProgress&)>() : show));
     if (terminal && !flags.quiet) std::fputs("\r\x1b[K", stderr);
     figures.push_back(Summarize(results.back(), slo, flags.warm_up));
@@ -321,7 +322,10 @@ int RunBench(int argc, const char* const* argv, Interrupt* interrupt) {
   BenchFlags flags;
   FlagParser parser = MakeParser(argv[0], flags);
   if (const std::optional<int> exit_code = ParseCommandLine(&parser, argc, argv)) return *exit_code;
-  return flags.mode == "compare" ? RunCompare(flags, interrupt) : RunLoadPhases(flags, interrupt);
+  const absl::StatusOr<Endpoint> endpoint = flags.endpoint.Read();
+  if (!endpoint.ok()) return UsageError(endpoint.status());
+  return flags.mode == "compare" ? RunCompare(flags, *endpoint, interrupt)
+                                 : RunLoadPhases(flags, *endpoint, interrupt);
 }
 
 }  // namespace dflash::ctl

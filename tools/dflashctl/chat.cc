@@ -92,12 +92,13 @@ int Interact(Conversation* conversation, Interrupt* interrupt) {
 }  // namespace
 
 int RunChat(int argc, const char* const* argv, Interrupt* interrupt) {
-  std::string address = kDefaultAddress, message, system;
+  EndpointFlags endpoint_flags;
+  std::string message, system;
   bool no_thinking = false, show_rounds = false;
   RequestFlags flags;
   FlagParser parser(
       argv[0], "Talks with the model. Reads one message a line; without a terminal the first error ends it.");
-  RegisterAddress(&parser, &address);
+  endpoint_flags.Register(&parser);
   parser.Text("message", "TEXT", "asks this one question and ends", &message);
   parser.Text("system", "TEXT", "system message", &system);
   parser.Switch("no-thinking", "asks the chat template for an answer without reasoning", &no_thinking);
@@ -110,7 +111,9 @@ int RunChat(int argc, const char* const* argv, Interrupt* interrupt) {
   if (const absl::Status valid = CheckUtf8(message, "--message"); !valid.ok()) return UsageError(valid);
   if (const absl::Status valid = CheckUtf8(system, "--system"); !valid.ok()) return UsageError(valid);
 
-  Connection connection(address, interrupt);
+  const absl::StatusOr<Endpoint> endpoint = endpoint_flags.Read();
+  if (!endpoint.ok()) return UsageError(endpoint.status());
+  Connection connection(*endpoint, interrupt);
   Conversation conversation(&connection, flags, no_thinking, show_rounds);
   conversation.SetSystem(system);
   if (!parser.Given("message")) return Interact(&conversation, interrupt);

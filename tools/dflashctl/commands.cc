@@ -7,10 +7,6 @@
 
 namespace dflash::ctl {
 
-void RegisterAddress(FlagParser* parser, std::string* address) {
-  parser->Address("address", "where dflashd listens", 1, address);
-}
-
 std::optional<int> ParseCommandLine(FlagParser* parser, int argc, const char* const* argv) {
   FlagParser::Outcome outcome = FlagParser::Outcome::kRun;
   if (const absl::Status status = parser->Parse(argc, argv, &outcome); !status.ok()) {

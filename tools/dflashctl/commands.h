@@ -23,10 +23,6 @@ int RunLogLevel(int argc, const char* const* argv, Interrupt* interrupt);
 
 // What the commands share.
 
-// Where the daemon listens when --address is not given.
-inline constexpr char kDefaultAddress[] = "127.0.0.1:8500";
-void RegisterAddress(FlagParser* parser, std::string* address);
-
 // Parses; prints help, version or the error. Returns the exit code when the command is over with that.
 std::optional<int> ParseCommandLine(FlagParser* parser, int argc, const char* const* argv);
 

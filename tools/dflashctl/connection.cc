@@ -4,12 +4,15 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "base/regular_file.h"
+#include "base/status.h"
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
 
@@ -31,6 +34,7 @@ std::chrono::system_clock::time_point DeadlineAfter(absl::Duration timeout) {
 
 constexpr absl::Duration kUnaryTimeout = absl::Seconds(10);
 constexpr int kMaxMessageBytes = 8 << 20;
+constexpr int64_t kMaxCredentialBytes = 1 << 20;  // of a file
 
 }  // namespace
 
@@ -119,12 +123,61 @@ std::optional<std::string> StreamChecker::AtEnd() const {
   return std::nullopt;
 }
 
-Connection::Connection(const std::string& address, Interrupt* interrupt) : interrupt_(interrupt) {
+std::shared_ptr<grpc::Channel> Endpoint::Dial(bool own_connection) const {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(kMaxMessageBytes);
-  stub_ = v1::InferenceService::NewStub(
-      grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments));
+  if (own_connection) arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  if (tls_ca.empty())
+    return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+  if (!tls_name.empty()) arguments.SetSslTargetNameOverride(tls_name);
+  const grpc::SslCredentialsOptions options = {tls_ca, tls_key, tls_cert};
+  return grpc::CreateCustomChannel(address, grpc::SslCredentials(options), arguments);
 }
+
+void Endpoint::Prepare(grpc::ClientContext* context) const {
+  if (!token.empty()) context->AddMetadata("authorization", absl::StrCat("Bearer ", token));
+}
+
+void EndpointFlags::Register(FlagParser* parser, bool admin) {
+  if (admin) {
+    parser->Text("address", "ADDRESS", "the server's --admin-listen: HOST:PORT or unix:PATH; required",
+                 &endpoint_.address);
+  } else {
+    endpoint_.address = kDefaultAddress;
+    parser->Address("address", "where dflashd listens", 1, &endpoint_.address);
+  }
+  parser->Text("tls-ca", "FILE", "PEM certificates, of which the server must have one's; without: no TLS",
+               &endpoint_.tls_ca);
+  parser->Text("tls-cert", "FILE", "PEM certificate of this client", &endpoint_.tls_cert);
+  parser->Text("tls-key", "FILE", "PEM key for it", &endpoint_.tls_key);
+  parser->Text("tls-name", "NAME", "name in the server's certificate, when it is not the address's",
+               &endpoint_.tls_name);
+  parser->Text("token-file", "FILE", "holds the bearer token to send", &token_file_);
+}
+
+absl::StatusOr<Endpoint> EndpointFlags::Read() const {
+  Endpoint endpoint = endpoint_;
+  if (endpoint.address.empty()) return absl::InvalidArgumentError("--address is required");
+  if (endpoint.tls_cert.empty() != endpoint.tls_key.empty() ||
+      (endpoint.tls_ca.empty() && !endpoint.tls_cert.empty())) {
+    return absl::InvalidArgumentError("--tls-cert and --tls-key go together, and need --tls-ca");
+  }
+  endpoint.token = token_file_;
+  for (std::string* file : {&endpoint.tls_ca, &endpoint.tls_cert, &endpoint.tls_key, &endpoint.token}) {
+    if (file->empty()) continue;
+    DFLASH_ASSIGN_OR_RETURN(*file, ReadFile(*file, kMaxCredentialBytes));
+  }
+  // One line, as an editor or echo writes it.
+  endpoint.token.resize(std::min(endpoint.token.find_last_not_of(" \t\r\n") + 1, endpoint.token.size()));
+  if (!token_file_.empty() && !std::all_of(endpoint.token.begin(), endpoint.token.end(),
+                                           [](char c) { return c > ' ' && c <= '~'; })) {
+    return absl::InvalidArgumentError(absl::StrCat(token_file_, ": must be one line of visible ASCII"));
+  }
+  return endpoint;
+}
+
+Connection::Connection(const Endpoint& endpoint, Interrupt* interrupt)
+    : endpoint_(endpoint), stub_(v1::InferenceService::NewStub(endpoint.Dial())), interrupt_(interrupt) {}
 
 grpc::Status ReadGeneration(v1::InferenceService::Stub& stub, grpc::ClientContext* context,
                             const v1::GenerateRequest& request,
@@ -161,6 +214,7 @@ grpc::Status ReadGeneration(v1::InferenceService::Stub& stub, grpc::ClientContex
 grpc::Status Connection::Generate(const v1::GenerateRequest& request, absl::Duration timeout,
                                   const std::function<void(const v1::Chunk&)>& on_chunk, Generation* result) {
   grpc::ClientContext context;
+  endpoint_.Prepare(&context);
   if (timeout != absl::InfiniteDuration()) context.set_deadline(DeadlineAfter(timeout));
   const Interrupt::Scope scope(interrupt_, &context);
   return ReadGeneration(*stub_, &context, request, on_chunk, result);
@@ -168,6 +222,7 @@ grpc::Status Connection::Generate(const v1::GenerateRequest& request, absl::Dura
 
 grpc::Status Connection::GetModelInfo(v1::GetModelInfoResponse* response) {
   grpc::ClientContext context;
+  endpoint_.Prepare(&context);
   context.set_deadline(DeadlineAfter(kUnaryTimeout));
   const Interrupt::Scope scope(interrupt_, &context);
   return stub_->GetModelInfo(&context, v1::GetModelInfoRequest(), response);
@@ -175,6 +230,7 @@ grpc::Status Connection::GetModelInfo(v1::GetModelInfoResponse* response) {
 
 grpc::Status Connection::GetLoad(v1::GetLoadResponse* response) {
   grpc::ClientContext context;
+  endpoint_.Prepare(&context);
   context.set_deadline(DeadlineAfter(kUnaryTimeout));
   const Interrupt::Scope scope(interrupt_, &context);
   return stub_->GetLoad(&context, v1::GetLoadRequest(), response);
@@ -182,6 +238,7 @@ grpc::Status Connection::GetLoad(v1::GetLoadResponse* response) {
 
 grpc::Status Connection::Detokenize(const v1::DetokenizeRequest& request, v1::DetokenizeResponse* response) {
   grpc::ClientContext context;
+  endpoint_.Prepare(&context);
   context.set_deadline(DeadlineAfter(kUnaryTimeout));
   const Interrupt::Scope scope(interrupt_, &context);
   return stub_->Detokenize(&context, request, response);

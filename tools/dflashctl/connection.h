@@ -13,6 +13,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "base/flag_parser.h"
 #include "dflash/v1/inference.grpc.pb.h"
 #include "grpcpp/grpcpp.h"
 
@@ -83,10 +84,40 @@ grpc::Status ReadGeneration(v1::InferenceService::Stub& stub, grpc::ClientContex
                             const v1::GenerateRequest& request,
                             const std::function<void(const v1::Chunk&)>& on_chunk, Generation* result);
 
+// Where the daemon listens when --address is not given.
+inline constexpr char kDefaultAddress[] = "127.0.0.1:8500";
+
+// Where a server is and how to reach it.
+struct Endpoint {
+  std::string address;            // HOST:PORT or unix:PATH
+  std::string tls_ca;             // PEM file of those who may vouch for the server; empty: no TLS
+  std::string tls_cert, tls_key;  // PEM files of the client's own certificate; empty: none
+  std::string tls_name;           // name that the server's certificate must have; empty: that of the address
+  std::string token;              // sent with every call; empty: none
+
+  // Dials lazily. With `own_connection` the channel shares its connection with no other.
+  std::shared_ptr<grpc::Channel> Dial(bool own_connection = false) const;
+  // Adds what every call carries.
+  void Prepare(grpc::ClientContext* context) const;
+};
+
+// The same as flags.
+class EndpointFlags {
+ public:
+  // The flags of a command that calls a server's public port, or with `admin` its operators' port.
+  void Register(FlagParser* parser, bool admin = false);
+  // Reads the files that the flags name. InvalidArgument, NotFound: names the file.
+  absl::StatusOr<Endpoint> Read() const;
+
+ private:
+  Endpoint endpoint_;
+  std::string token_file_;
+};
+
 class Connection {
  public:
   // `interrupt` is not owned. Dials lazily: errors come with the first call.
-  Connection(const std::string& address, Interrupt* interrupt);
+  Connection(const Endpoint& endpoint, Interrupt* interrupt);
 
   // As ReadGeneration; `timeout` is the call's deadline.
   grpc::Status Generate(const v1::GenerateRequest& request, absl::Duration timeout,
@@ -99,6 +130,7 @@ class Connection {
   Interrupt* interrupt() const { return interrupt_; }
 
  private:
+  const Endpoint endpoint_;
   std::unique_ptr<v1::InferenceService::Stub> stub_;
   Interrupt* const interrupt_;
 };

@@ -94,7 +94,9 @@ TEST(Describe, ReasonAndRetry) {
 
 TEST(Connection, NobodyListens) {
   Interrupt interrupt;
-  Connection connection("127.0.0.1:1", &interrupt);
+  Endpoint endpoint;
+  endpoint.address = "127.0.0.1:1";
+  Connection connection(endpoint, &interrupt);
   v1::GetLoadResponse load;
   EXPECT_EQ(connection.GetLoad(&load).error_code(), grpc::StatusCode::UNAVAILABLE);
   Generation generation;

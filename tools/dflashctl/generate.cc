@@ -51,12 +51,12 @@ struct PromptFlags {
 }  // namespace
 
 int RunGenerate(int argc, const char* const* argv, Interrupt* interrupt) {
-  std::string address = kDefaultAddress;
+  EndpointFlags endpoint_flags;
   bool show_rounds = false, show_tokens = false, ignore_eos = false, special_tokens = false;
   PromptFlags prompt;
   RequestFlags flags;
   FlagParser parser(argv[0], "Continues a raw prompt.");
-  RegisterAddress(&parser, &address);
+  endpoint_flags.Register(&parser);
   prompt.Register(&parser);
   parser.Switch("show-rounds", "shows where the text came from, as in chat", &show_rounds);
   parser.Switch("show-tokens", "prints the output's token ids after its text", &show_tokens);
@@ -72,7 +72,9 @@ int RunGenerate(int argc, const char* const* argv, Interrupt* interrupt) {
   request.mutable_output()->set_text(true);
   request.mutable_output()->set_special_tokens_in_text(special_tokens);
 
-  Connection connection(address, interrupt);
+  const absl::StatusOr<Endpoint> endpoint = endpoint_flags.Read();
+  if (!endpoint.ok()) return UsageError(endpoint.status());
+  Connection connection(*endpoint, interrupt);
   Generation answer;
   const grpc::Status status = StreamAnswer(&connection, request, {flags.timeout(), show_rounds}, &answer);
   if (!status.ok()) return ServerError(status, *interrupt);

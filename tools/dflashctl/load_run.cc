@@ -18,7 +18,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int kMaxMessageBytes = 8 << 20;
 constexpr double kProgressSeconds = 1;
 // A closed loop's client that is told to come back later than this comes back earlier.
 constexpr double kMaxRetrySeconds = 10;
@@ -39,14 +38,10 @@ void ReadDetails(const grpc::Status& status, LoadSample* sample) {
 
 class Run {
  public:
-  Run(const std::string& address, const LoadPhase& phase, const RequestMaker& maker, Interrupt* interrupt)
-      : phase_(phase), maker_(maker), interrupt_(interrupt), begin_(Clock::now()) {
+  Run(const Endpoint& endpoint, const LoadPhase& phase, const RequestMaker& maker, Interrupt* interrupt)
+      : endpoint_(endpoint), phase_(phase), maker_(maker), interrupt_(interrupt), begin_(Clock::now()) {
     for (int64_t i = 0; i < phase.clients; ++i) {
-      grpc::ChannelArguments arguments;
-      arguments.SetMaxReceiveMessageSize(kMaxMessageBytes);
-      arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // a connection of its own
-      stubs_.push_back(v1::InferenceService::NewStub(
-          grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments)));
+      stubs_.push_back(v1::InferenceService::NewStub(endpoint.Dial(/*own_connection=*/true)));
     }
   }
 
@@ -108,6 +103,7 @@ class Run {
       context_.set_deadline(std::chrono::system_clock::now() +
                             std::chrono::microseconds(absl::ToInt64Microseconds(run->phase_.timeout)) -
                             std::chrono::microseconds(static_cast<int64_t>(sample_.delay * 1e6)));
+      run->endpoint_.Prepare(&context_);
       scope_.emplace(run->interrupt_, &context_);
       run->stubs_[static_cast<size_t>(due.client)]->async()->Generate(&context_, &request_, this);
       StartRead(&response_);
@@ -214,6 +210,7 @@ class Run {
     return report;
   }
 
+  const Endpoint endpoint_;
   const LoadPhase phase_;
   const RequestMaker& maker_;
   Interrupt* const interrupt_;
@@ -236,9 +233,9 @@ std::string LoadPhase::Name() const {
   return open() ? absl::StrFormat("open %g/s", rate) : absl::StrFormat("closed %d", clients);
 }
 
-LoadResult RunLoad(const std::string& address, const LoadPhase& phase, const RequestMaker& maker,
+LoadResult RunLoad(const Endpoint& endpoint, const LoadPhase& phase, const RequestMaker& maker,
                    Interrupt* interrupt, const std::function<void(const LoadProgress&)>& progress) {
-  return Run(address, phase, maker, interrupt).Do(progress);
+  return Run(endpoint, phase, maker, interrupt).Do(progress);
 }
 
 }  // namespace dflash::ctl

@@ -72,8 +72,8 @@ struct LoadProgress {
 };
 
 // Runs one phase to its end, or to an interrupt, which cancels what runs. `progress` (may be empty) is called
-// about once a second. Every client has a connection of its own to `address`.
-LoadResult RunLoad(const std::string& address, const LoadPhase& phase, const RequestMaker& maker,
+// about once a second. Every client has a connection of its own.
+LoadResult RunLoad(const Endpoint& endpoint, const LoadPhase& phase, const RequestMaker& maker,
                    Interrupt* interrupt, const std::function<void(const LoadProgress&)>& progress);
 
 }  // namespace dflash::ctl

@@ -26,13 +26,14 @@ v1::GenerateRequest GoldenRequest(const GoldenPrompt& prompt, int64_t max_tokens
 }  // namespace
 
 int RunReplay(int argc, const char* const* argv, Interrupt* interrupt) {
-  std::string address = kDefaultAddress, path, speculation = "dflash";
+  EndpointFlags endpoint_flags;
+  std::string path, speculation = "dflash";
   int64_t concurrency = 1, max_tokens = 128;
   FlagParser parser(
       argv[0],
       "Sends every prompt of a golden.json as token ids, greedy, and compares the output and the acceptance\n"
       "length of every round but the last, and the mean per kind of prompt. Exit code 1 on any difference.");
-  RegisterAddress(&parser, &address);
+  endpoint_flags.Register(&parser);
   parser.Positional("FILE", "golden data (tests/golden/golden.json)", &path);
   parser.Integer("concurrency", "N", "requests at a time", 1, 256, &concurrency);
   parser.Integer("max-tokens", "N", "limit that the golden outputs were made with", 1, 1 << 20, &max_tokens);
@@ -43,7 +44,9 @@ int RunReplay(int argc, const char* const* argv, Interrupt* interrupt) {
   const absl::StatusOr<std::vector<GoldenPrompt>> golden = ParseGolden(*text);
   if (!golden.ok()) return UsageError(Annotate(golden.status(), path));
 
-  Connection connection(address, interrupt);
+  const absl::StatusOr<Endpoint> endpoint = endpoint_flags.Read();
+  if (!endpoint.ok()) return UsageError(endpoint.status());
+  Connection connection(*endpoint, interrupt);
   std::vector<Replayed> replayed(golden->size());
   const grpc::Status status =
       RunConcurrently(static_cast<int64_t>(golden->size()), concurrency, [&](int64_t index) {

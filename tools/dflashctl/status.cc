@@ -62,17 +62,19 @@ std::string StatusText(const v1::GetModelInfoResponse& model, const v1::GetLoadR
 }
 
 int RunStatus(int argc, const char* const* argv, Interrupt* interrupt) {
-  std::string address = kDefaultAddress;
+  EndpointFlags endpoint_flags;
   bool as_json = false;
   FlagParser parser(
       argv[0],
       "Prints model, limits, feature contract, load and speculation. Exit code 3 also when the server "
       "answers but cannot serve.");
-  RegisterAddress(&parser, &address);
+  endpoint_flags.Register(&parser);
   parser.Switch("json", "prints GetModelInfoResponse and GetLoadResponse as one JSON object", &as_json);
   if (const std::optional<int> exit_code = ParseCommandLine(&parser, argc, argv)) return *exit_code;
 
-  Connection connection(address, interrupt);
+  const absl::StatusOr<Endpoint> endpoint = endpoint_flags.Read();
+  if (!endpoint.ok()) return UsageError(endpoint.status());
+  Connection connection(*endpoint, interrupt);
   v1::GetModelInfoResponse model;
   v1::GetLoadResponse load;
   grpc::Status status = connection.GetLoad(&load);

@@ -1,0 +1,43 @@
+// Who may connect, and who calls: TLS of the listening ports, tokens of the calls.
+#pragma once
+
+#include <grpcpp/security/server_credentials.h>
+#include <grpcpp/server_builder.h>
+#include <grpcpp/server_context.h>
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "daemon/auth/token_store.h"
+
+namespace dflash {
+
+// PEM files. They are watched: new connections use what the files hold then, those that exist stay.
+struct TlsFiles {
+  std::string certificate;  // chain, the server's own first; empty: no TLS
+  std::string key;
+  std::string client_ca;  // clients must have a certificate from one of these; empty: they need none
+  unsigned refresh_seconds = 10;
+};
+
+// What may be said about a port. Tokens are not owned; null: calls need none.
+struct Access {
+  std::shared_ptr<grpc::ServerCredentials> credentials;
+  const TokenStore* tokens = nullptr;
+};
+
+// InvalidArgument or NotFound, naming the file: one is missing, is no PEM of its kind, or the key is another
+// certificate's.
+absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MakeServerCredentials(const TlsFiles& files);
+
+// Calls of grpc.reflection, which gRPC adds to every server of a program that links it, end with CANCELLED
+// and learn nothing.
+void CloseReflection(grpc::ServerBuilder* builder);
+
+// Who calls: the token's name, or without tokens the name in the client's certificate, or its host. Errors of
+// Tokens::Check.
+absl::StatusOr<std::string> Authorize(const TokenStore* tokens, const grpc::ServerContextBase& context,
+                                      Role role);
+
+}  // namespace dflash
