@@ -24,6 +24,7 @@
 #include "daemon/auth/token_store.h"
 #include "daemon/frontend/checkpoint_prompts.h"
 #include "daemon/local_group.h"
+#include "daemon/log/log.h"
 #include "daemon/metrics/exporter.h"
 #include "daemon/ops/ops_server.h"
 #include "daemon/routing/dispatcher.h"
@@ -352,6 +353,8 @@ int Main(int argc, char** argv) {
     return kExitOk;
   }
   Settings& settings = command_line->settings;
+  SetUpLog(settings.log_format == "json" ? LogFormat::kJson : LogFormat::kText,
+           ParseLogLevel(settings.log_level), std::make_shared<spdlog::sinks::stderr_sink_mt>());
   if (settings.model.empty()) return Fail(kExitBadFlags, "--model is required");
   if (settings.draft_model.empty() && settings.speculation_given && settings.speculation != "off") {
     return Fail(kExitBadFlags, "--speculation dflash needs --draft-model");
@@ -377,8 +380,8 @@ int main(int argc, char** argv) {
   for (int number : {SIGTERM, SIGINT, SIGUSR1}) sigaddset(&blocked, number);
   pthread_sigmask(SIG_BLOCK, &blocked, nullptr);  // before any thread exists
   std::signal(SIGPIPE, SIG_IGN);
-  spdlog::set_default_logger(spdlog::stderr_logger_mt("dflashd"));
-  spdlog::set_pattern("%Y-%m-%dT%H:%M:%S.%eZ %^%l%$ %n: %v", spdlog::pattern_time_type::utc);
+  dflash::SetUpLog(dflash::LogFormat::kText, spdlog::level::info,
+                   std::make_shared<spdlog::sinks::stderr_sink_mt>());
   try {
     return dflash::Main(argc, argv);
   } catch (const std::exception& error) {  // a library's exception that nobody converted

@@ -41,6 +41,8 @@ FlagParser MakeParser(Settings& settings) {
                 &settings.reflection);
   parser.Switch("open-metrics", "/metrics needs no token; it never does where --ops-listen is loopback",
                 &settings.open_metrics);
+  parser.Choice("log-format", {"text", "json"}, "of the log on standard error", &settings.log_format);
+  parser.Choice("log-level", {"debug", "info", "warn", "error"}, "least that is logged", &settings.log_level);
   parser.Number("drain-grace-seconds", "S",
                 "on SIGTERM, time in which requests are still taken while probes already say no", 0, 3600,
                 &settings.drain_grace_seconds);

@@ -26,6 +26,7 @@ struct Settings {
   std::string token_file;
   std::string reflection = "auto";
   bool open_metrics = false;
+  std::string log_format = "text", log_level = "info";
   double drain_grace_seconds = 0;
   double drain_seconds = 120;
   int64_t tp = 1;

@@ -27,6 +27,7 @@ struct StreamFacts {
   std::string request_id;
   std::string model;
   std::string client;
+  std::string trace_id;
   GroupRequest request;                   // its prompt may be empty
   std::vector<uint32_t> client_stop_ids;  // the client's own: other stop tokens are the model's end tokens
 };

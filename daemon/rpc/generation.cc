@@ -7,10 +7,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "daemon/log/log.h"
 #include "daemon/request/request_error.h"
 #include "daemon/rpc/grpc_status.h"
 #include "daemon/rpc/message_bytes.h"
-#include "spdlog/spdlog.h"
 
 namespace dflash {
 
@@ -70,7 +70,7 @@ void Generation::Fail(const absl::Status& status) {
     if (end_) return;
     end_ = status;
     timeline_.OnFailed(absl::Now(), status);
-    LogEnd(absl::StatusCodeToString(status.code()));
+    LogEnd(status, nullptr);
     SendNext();
   }
   ended_callback_(*this, status);
@@ -134,8 +134,7 @@ void Generation::OnFinished(const FinishedOutput& finished) {
     if (end_) return;
     end_ = absl::OkStatus();
     timeline_.OnFinished(absl::Now(), finished);
-    LogEnd(absl::StrCat("finished, ", finished.accepted_tokens, " of ", finished.drafted_tokens,
-                        " drafts accepted in ", finished.rounds, " rounds"));
+    LogEnd(absl::OkStatus(), &finished);
     buffer_.AddFinished(finished);
     SendNext();
   }
@@ -153,11 +152,31 @@ void Generation::OnReactorDone() {
   reactor_ = nullptr;
 }
 
-void Generation::LogEnd(const std::string& how) const {
-  // Refusals are left to the metrics: an overloaded server must not write a line for each.
-  if (!timeline_.started()) return;
-  spdlog::info("request {}: {} output tokens in {:.3f} s, {}", facts_.request_id, timeline_.output_tokens(),
-               absl::ToDoubleSeconds(timeline_.total_time()), how);
+void Generation::LogEnd(const absl::Status& status, const FinishedOutput* finished) const {
+  // Refusals are left to the metrics: an overloaded server must not write a line for each. Texts of clients,
+  // and errors that may quote them, stay out.
+  const bool refused = !timeline_.started();
+  std::vector<LogField> fields = {
+      {"request_id", facts_.request_id},
+      {"client", facts_.client},
+      {"trace_id", facts_.trace_id},
+      {"end", status.ok() ? std::string("OK") : absl::StatusCodeToString(status.code())}};
+  if (!status.ok()) fields.push_back({"reason", DetailsOf(status).reason});
+  if (refused) return LogEvent(spdlog::level::debug, "request refused", fields);
+  fields.push_back({"cached_tokens", cached_tokens_});
+  fields.push_back({"output_tokens", timeline_.output_tokens()});
+  fields.push_back({"queue_s", absl::ToDoubleSeconds(timeline_.queue_time())});
+  if (timeline_.output_tokens() > 0) {
+    fields.push_back({"first_token_s", absl::ToDoubleSeconds(timeline_.time_to_first_token())});
+  }
+  fields.push_back({"total_s", absl::ToDoubleSeconds(timeline_.total_time())});
+  if (finished != nullptr) {
+    fields.push_back({"prompt_tokens", finished->prompt_tokens});
+    fields.push_back({"rounds", finished->rounds});
+    fields.push_back({"drafted", finished->drafted_tokens});
+    fields.push_back({"accepted", finished->accepted_tokens});
+  }
+  LogEvent(spdlog::level::info, "request ended", fields);
 }
 
 void Generation::CheckProgress(absl::Time now, absl::Duration limit) {

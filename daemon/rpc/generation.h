@@ -29,7 +29,8 @@ class Generation final : public OutputListener, public std::enable_shared_from_t
              const StreamBuffer::Options& options, absl::Time received, absl::Time deadline,
              std::function<void(const Generation&, const absl::Status&)> ended);
 
-  // The gRPC side of the call of `context`. It deletes itself when gRPC is done with it; call once.
+  // The gRPC side of the call of `context`, to which nothing was sent yet. It deletes itself when gRPC is
+  // done with it; call once.
   grpc::ServerWriteReactor<grpc::ByteBuffer>* NewReactor(grpc::CallbackServerContext* context);
 
   // Queues the prepared request. Ends the stream with the error when it is not taken.
@@ -55,7 +56,9 @@ class Generation final : public OutputListener, public std::enable_shared_from_t
   void OnClientGone();
   void OnWritten(bool ok);
   void OnReactorDone();
-  void LogEnd(const std::string& how) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // One line for the whole request; `finished` when it has an output's summary.
+  void LogEnd(const absl::Status& status, const FinishedOutput* finished) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Lets the dispatcher forget the request, if it has it.
   void LetGo(const absl::Status& reason);
   void SendNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "daemon/frontend/prepare.h"
+#include "daemon/log/trace_context.h"
 #include "daemon/request/request_error.h"
 #include "daemon/rpc/convert.h"
 #include "daemon/rpc/credentials.h"
@@ -33,6 +34,15 @@ constexpr int kMaxWaitingTexts = 256;
 uint64_t RandomBits() {
   thread_local std::random_device device;
   return static_cast<uint64_t>(device()) << 32 | device();
+}
+
+// The caller's trace, or one of its own.
+TraceContext TraceOf(const grpc::CallbackServerContext& context) {
+  const auto found = context.client_metadata().find("traceparent");
+  const auto caller = found == context.client_metadata().end()
+                          ? std::nullopt
+                          : ParseTraceparent({found->second.data(), found->second.size()});
+  return ContinueTrace(caller, RandomBits(), RandomBits(), RandomBits());
 }
 
 const char* CodeName(absl::StatusCode code) {
@@ -315,6 +325,9 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* InferenceService::Impl::Generate(
     facts.request_id = absl::StrCat("gen-", absl::Hex(RandomBits(), absl::kZeroPad16));
   facts.model = options_.model;
   facts.client = caller.value_or("");
+  const TraceContext trace = TraceOf(*context);
+  facts.trace_id = trace.trace_id;
+  context->AddInitialMetadata("traceparent", FormatTraceparent(trace));
   facts.client_stop_ids.assign(message.stopping().token_ids().begin(), message.stopping().token_ids().end());
   const std::string id = facts.request_id;
   StreamBuffer::Options output = OutputOptionsOf(message);
@@ -411,6 +424,16 @@ void InferenceService::Impl::FillLoad(v1::GetLoadResponse* response) const {
   response->set_max_waiting(static_cast<uint32_t>(stats.limits.max_requests));
   response->set_max_waiting_prompt_tokens(static_cast<uint64_t>(stats.limits.max_prompt_tokens));
   response->set_uptime_seconds(absl::ToDoubleSeconds(absl::Now() - started_));
+  const auto total = [&](const MetricInfo& info, const MetricLabels& labels = {}) {
+    return static_cast<uint64_t>(exporter_->server().Counter(info, labels).Value());
+  };
+  response->set_generated_tokens(total(metrics::kGeneratedTokens));
+  response->set_prompt_tokens(total(metrics::kPromptTokens, {{"source", "computed"}}));
+  response->set_cached_tokens(total(metrics::kPromptTokens, {{"source", "cached"}}));
+  for (const char* outcome : {"stop", "length", "cancelled", "deadline", "rejected", "error"}) {
+    (*response->mutable_requests())[outcome] =
+        total(metrics::kRequests, {{"api", "grpc"}, {"outcome", outcome}});
+  }
   for (const Dispatcher::GroupStats& group : stats.groups) {
     v1::GroupLoad* load = response->add_groups();
     load->set_name(group.name);
@@ -428,6 +451,11 @@ void InferenceService::Impl::FillLoad(v1::GetLoadResponse* response) const {
     load->set_speculation_rounds(sum(metrics::kSpecDrafts));
     load->set_drafted_tokens(sum(metrics::kSpecDraftTokens));
     load->set_accepted_tokens(sum(metrics::kSpecAcceptedTokens));
+    for (int64_t depth = 0; depth + 1 < group.info.dflash_block_size; ++depth) {
+      const MetricLabels position = {{"position", absl::StrCat(depth)}};
+      load->add_drafted_per_position(sum(metrics::kSpecDraftTokensPerPosition, position));
+      load->add_accepted_per_position(sum(metrics::kSpecAcceptedTokensPerPosition, position));
+    }
   }
 }
 

@@ -8,6 +8,7 @@
 #include "grpc/health/v1/health.grpc.pb.h"
 #include "grpc/reflection/v1alpha/reflection.grpc.pb.h"
 #include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
 #include "tests/integration/golden_prompts.h"
 #include "tests/integration/server.h"
 #include "tools/dflashctl/commands.h"
@@ -323,6 +324,38 @@ TEST(LossTest, AWorkerThatOnlyLeavesItsStreamIsKilled) {
   }));
   EXPECT_TRUE(server.process().WaitForLine("the worker ended the stream").has_value());
   EXPECT_TRUE(PollUntil([&] { return kill(worker, 0) != 0; })) << "it is left over";
+}
+
+// One JSON line for each request, in the caller's trace, without a word of what was said.
+TEST(LogTest, ARequestIsOneLineInItsCallersTrace) {
+  Server server({"--log-format", "json"});
+  ASSERT_NE(server.channel(), nullptr);
+  grpc::ClientContext context;
+  context.AddMetadata("traceparent", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01");
+  v1::GenerateRequest request = ChatRequest("Count from 19 by 9, 11 numbers in all.");
+  request.set_request_id("logged");
+  ctl::Generation generation;
+  ASSERT_TRUE(ctl::ReadGeneration(server.stub(), &context, request, nullptr, &generation).ok());
+  const auto returned = context.GetServerInitialMetadata().find("traceparent");
+  ASSERT_NE(returned, context.GetServerInitialMetadata().end());
+  EXPECT_THAT(std::string(returned->second.data(), returned->second.size()),
+              ContainsRegex("^00-4bf92f3577b34da6a3ce929d0e0e4736-[0-9a-f]{16}-01$"));
+  const auto line = server.process().WaitForLine("\"msg\":\"request ended\"");
+  ASSERT_TRUE(line.has_value());
+  const nlohmann::json entry = nlohmann::json::parse(*line, nullptr, false);
+  ASSERT_TRUE(entry.is_object()) << *line;
+  EXPECT_EQ(entry["request_id"], "logged");
+  EXPECT_EQ(entry["trace_id"], "4bf92f3577b34da6a3ce929d0e0e4736");
+  EXPECT_EQ(entry["end"], "OK");
+  EXPECT_EQ(entry["output_tokens"], generation.token_ids.size());
+  EXPECT_EQ(entry["rounds"], generation.finished.speculation().rounds());
+  EXPECT_EQ(entry["accepted"], generation.finished.speculation().accepted_tokens());
+  EXPECT_GT(entry["accepted"], 0);
+  EXPECT_GT(entry["total_s"], 0);
+  EXPECT_EQ(server.process().output().find("Count from"), std::string::npos);
+  const Ran top = server.Dflashctl({"top", "--count", "1", "--interval", "0.1"});
+  EXPECT_EQ(top.exit_code, ctl::kSuccess);
+  EXPECT_THAT(top.output, HasSubstr("requests/s by end: stop"));
 }
 
 TEST(LoadTest, PagesAreKnownAsSoonAsTheServerServes) {

@@ -44,13 +44,14 @@ const std::map<std::string, std::map<std::string, Names>>& SubfolderArrows() {
        {{"config", {}},
         {"request", {}},
         {"supervise", {}},
+        {"log", {}},
         {"ops", {}},
         {"admission", {"request"}},
         {"auth", {"request"}},
         {"frontend", {"request"}},
         {"metrics", {"request"}},
         {"routing", {"admission", "request"}},
-        {"rpc", {"auth", "frontend", "metrics", "request", "routing"}}}},
+        {"rpc", {"auth", "frontend", "log", "metrics", "request", "routing"}}}},
   };
   return *arrows;
 }

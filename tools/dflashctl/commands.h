@@ -13,6 +13,7 @@ namespace dflash::ctl {
 
 int RunChat(int argc, const char* const* argv, Interrupt* interrupt);
 int RunGenerate(int argc, const char* const* argv, Interrupt* interrupt);
+int RunTop(int argc, const char* const* argv, Interrupt* interrupt);
 int RunStatus(int argc, const char* const* argv, Interrupt* interrupt);
 int RunReplay(int argc, const char* const* argv, Interrupt* interrupt);
 int RunBench(int argc, const char* const* argv, Interrupt* interrupt);

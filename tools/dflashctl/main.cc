@@ -16,6 +16,7 @@ constexpr char kHelp[] =
     "  chat         talk with the model, or ask one question with --message\n"
     "  generate     continue a raw prompt: text or token ids\n"
     "  status       what is served, feature contract, load, speculation\n"
+    "  top          the load, live: rates, slots, pages, acceptance by depth\n"
     "  replay FILE  compare outputs and acceptance lengths with golden data\n"
     "  bench        speed without and with speculation, or under load (--mode)\n"
     "  drain        let a server finish and take nothing new; resume takes it back\n"
@@ -34,11 +35,11 @@ struct Command {
   std::string_view name;
   int (*run)(int argc, const char* const* argv, Interrupt* interrupt);
 };
-constexpr Command kCommands[] = {{"chat", RunChat},         {"generate", RunGenerate},
-                                 {"status", RunStatus},     {"replay", RunReplay},
-                                 {"bench", RunBench},       {"drain", RunDrain},
-                                 {"resume", RunResume},     {"speculation", RunSpeculation},
-                                 {"log-level", RunLogLevel}};
+constexpr Command kCommands[] = {
+    {"chat", RunChat},         {"generate", RunGenerate}, {"status", RunStatus},
+    {"top", RunTop},           {"replay", RunReplay},     {"bench", RunBench},
+    {"drain", RunDrain},       {"resume", RunResume},     {"speculation", RunSpeculation},
+    {"log-level", RunLogLevel}};
 
 int Usage(const std::string& what) {
   std::fprintf(stderr, "dflashctl: %s\nTry: dflashctl --help\n", what.c_str());

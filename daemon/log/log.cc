@@ -1,0 +1,133 @@
+#include "daemon/log/log.h"
+
+#include <algorithm>
+#include <atomic>
+#include <charconv>
+#include <cmath>
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "spdlog/formatter.h"
+#include "spdlog/spdlog.h"
+
+namespace dflash {
+namespace {
+
+// Stands between a message and the fields that follow it, already in the format's own form.
+constexpr char kFieldsFollow = '\x1f';
+
+std::atomic<LogFormat> log_format = LogFormat::kText;
+
+// `text` as it may stand inside a JSON string. Bytes that are not ASCII stay as they are: what is logged is
+// UTF-8 already, and a reader copes with what is not.
+void AppendJson(std::string_view text, std::string* to) {
+  constexpr char kHex[] = "0123456789abcdef";
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (c == '"' || c == '\\') {
+      *to += '\\';
+      *to += c;
+    } else if (byte < 0x20 || byte == 0x7f) {
+      absl::StrAppend(to, "\\u00", std::string(1, kHex[byte >> 4]), std::string(1, kHex[byte & 15]));
+    } else {
+      *to += c;
+    }
+  }
+}
+
+// `text` on one line.
+void AppendLine(std::string_view text, std::string* to) {
+  for (const char c : text) *to += static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? ' ' : c;
+}
+
+std::string NumberText(double number) {
+  if (!std::isfinite(number)) return "null";
+  char text[32];
+  return {text, std::to_chars(text, text + sizeof(text), number, std::chars_format::general, 6).ptr};
+}
+
+class LineFormatter final : public spdlog::formatter {
+ public:
+  explicit LineFormatter(LogFormat format) : format_(format) {}
+  std::unique_ptr<spdlog::formatter> clone() const override {
+    return std::make_unique<LineFormatter>(format_);
+  }
+
+  void format(const spdlog::details::log_msg& message, spdlog::memory_buf_t& to) override {
+    const absl::Time time = absl::FromChrono(message.time);
+    // Level "off" is how a message is written whatever the level.
+    const std::string level = message.level == spdlog::level::off
+                                  ? "notice"
+                                  : std::string(spdlog::level::to_string_view(message.level).data());
+    const std::string_view payload(message.payload.data(), message.payload.size());
+    const std::string_view text = payload.substr(0, payload.find(kFieldsFollow));
+    const std::string_view fields = payload.substr(std::min(text.size() + 1, payload.size()));
+    std::string line;
+    if (format_ == LogFormat::kJson) {
+      absl::StrAppend(&line, "{\"ts\":\"",
+                      absl::FormatTime("%Y-%m-%d%ET%H:%M:%E6SZ", time, absl::UTCTimeZone()),
+                      "\",\"level\":\"", level, "\",\"component\":\"");
+      AppendJson({message.logger_name.data(), message.logger_name.size()}, &line);
+      line += "\",\"msg\":\"";
+      AppendJson(text, &line);
+      line += '"';
+      line += fields;
+      line += "}\n";
+    } else {
+      absl::StrAppend(&line, absl::FormatTime("%Y-%m-%d%ET%H:%M:%E3SZ", time, absl::UTCTimeZone()), " ",
+                      level, " ", std::string(message.logger_name.data(), message.logger_name.size()), ": ");
+      AppendLine(text, &line);
+      line += fields;
+      line += '\n';
+    }
+    to.append(line.data(), line.data() + line.size());
+  }
+
+ private:
+  const LogFormat format_;
+};
+
+void AppendField(const LogField& field, LogFormat format, std::string* to) {
+  const bool json = format == LogFormat::kJson;
+  absl::StrAppend(to, json ? ",\"" : " ", std::string(field.key), json ? "\":" : "=");
+  if (const auto* integer = std::get_if<int64_t>(&field.value)) {
+    absl::StrAppend(to, *integer);
+  } else if (const auto* number = std::get_if<double>(&field.value)) {
+    *to += NumberText(*number);
+  } else if (json) {
+    *to += '"';
+    AppendJson(std::get<std::string>(field.value), to);
+    *to += '"';
+  } else {
+    AppendLine(std::get<std::string>(field.value), to);
+  }
+}
+
+}  // namespace
+
+void SetUpLog(LogFormat format, spdlog::level::level_enum level, spdlog::sink_ptr sink) {
+  log_format = format;
+  auto logger = std::make_shared<spdlog::logger>("dflashd", std::move(sink));
+  logger->set_formatter(std::make_unique<LineFormatter>(format));
+  logger->set_level(level);
+  spdlog::set_default_logger(std::move(logger));
+}
+
+spdlog::level::level_enum ParseLogLevel(std::string_view name) {
+  if (name == "debug") return spdlog::level::debug;
+  if (name == "warn") return spdlog::level::warn;
+  return name == "error" ? spdlog::level::err : spdlog::level::info;
+}
+
+void LogEvent(spdlog::level::level_enum level, std::string_view message,
+              const std::vector<LogField>& fields) {
+  if (!spdlog::should_log(level)) return;
+  std::string payload(message);
+  payload += kFieldsFollow;
+  for (const LogField& field : fields) AppendField(field, log_format, &payload);
+  spdlog::default_logger()->log(level, spdlog::string_view_t(payload.data(), payload.size()));
+}
+
+}  // namespace dflash

@@ -1,0 +1,33 @@
+// How the log looks: one line a message on standard error, readable text or JSON. Messages go through spdlog
+// as anywhere; those with fields of their own through LogEvent.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "spdlog/common.h"
+#include "spdlog/sinks/sink.h"
+
+namespace dflash {
+
+enum class LogFormat : uint8_t { kText, kJson };
+
+// Makes `sink` the process's log. Text: "2026-01-31T12:00:00.000Z info dflashd: message key=value ...". JSON:
+// {"ts":"...","level":"info","component":"dflashd","msg":"message","key":value,...}, ts in RFC 3339 with
+// microseconds. Text from outside cannot make a second line or another field. Call it before other threads
+// log.
+void SetUpLog(LogFormat format, spdlog::level::level_enum level, spdlog::sink_ptr sink);
+// "debug", "info", "warn", "error".
+spdlog::level::level_enum ParseLogLevel(std::string_view name);
+
+struct LogField {
+  std::string_view key;  // a constant, [a-z_]+
+  std::variant<std::string, int64_t, double> value;
+};
+// One message with fields. `message` is a constant.
+void LogEvent(spdlog::level::level_enum level, std::string_view message, const std::vector<LogField>& fields);
+
+}  // namespace dflash
