@@ -114,9 +114,16 @@ void PrefixCache::OnPrefilled(int32_t slot, int64_t end, const std::vector<State
   const int64_t tokens = OnGrid(end);
   const PrefixIndex::Inserted inserted =
       index_.Insert(user.salt, user.prompt.first(static_cast<size_t>(tokens)), table_->pages_of(slot));
-  const auto first_new = static_cast<int64_t>(inserted.path.size()) - inserted.added;
-  for (size_t cell = static_cast<size_t>(first_new); cell < inserted.path.size(); ++cell)
-    table_->Retain(index_.page(inserted.path[cell]));
+  const size_t first_new = inserted.path.size() - static_cast<size_t>(inserted.added);
+  for (size_t cell = 0; cell < inserted.path.size(); ++cell) {
+    const PrefixIndex::Node node = inserted.path[cell];
+    if (cell >= first_new) {
+      table_->Retain(index_.page(node));
+    } else if (index_.pins(node) == 0) {
+      // It has been there, but not its states, so that it was computed again.
+      UsePage(node, table_->pages_of(slot)[cell]);
+    }
+  }
   if (!inserted.path.empty()) PinOnly(user, inserted.path.back());
   for (const StateCheckpoint& checkpoint : made) {
     const PrefixIndex::Node node = inserted.path[static_cast<size_t>(checkpoint.position / kPageTokens) - 1];
@@ -134,26 +141,50 @@ void PrefixCache::PinOnly(User& user, PrefixIndex::Node node) {
   user.pinned = node;
 }
 
+std::vector<PrefixIndex::Node> PrefixCache::PathOf(const User& user) const {
+  std::vector<PrefixIndex::Node> path;
+  for (PrefixIndex::Node node = user.pinned; node != PrefixIndex::kNone; node = index_.parent(node))
+    path.push_back(node);
+  std::reverse(path.begin(), path.end());
+  return path;
+}
+
+void PrefixCache::UsePage(PrefixIndex::Node node, int32_t page) {
+  table_->Retain(page);
+  table_->Release(index_.page(node));
+  index_.SetPage(node, page);
+}
+
 void PrefixCache::Close(int32_t slot) {
   User& user = users_[static_cast<size_t>(slot)];
-  if (user.pinned != PrefixIndex::kNone) index_.Unpin(user.pinned);
+  if (user.pinned != PrefixIndex::kNone) {
+    HandPagesOver(slot);
+    index_.Unpin(user.pinned);
+  }
   user = {};
+}
+
+void PrefixCache::HandPagesOver(int32_t slot) {
+  const std::vector<int32_t>& pages = table_->pages_of(slot);
+  const std::vector<PrefixIndex::Node> path = PathOf(users_[static_cast<size_t>(slot)]);
+  for (int32_t other = 0; other < table_->slots(); ++other) {
+    if (other == slot) continue;
+    const std::vector<PrefixIndex::Node> others = PathOf(users_[static_cast<size_t>(other)]);
+    for (size_t cell = 0; cell < std::min(path.size(), others.size()) && path[cell] == others[cell]; ++cell) {
+      // Two hold it: the slot and this cache.
+      if (index_.page(path[cell]) == pages[cell] && table_->references(pages[cell]) == 2)
+        UsePage(path[cell], table_->pages_of(other)[cell]);
+    }
+  }
 }
 
 int64_t PrefixCache::PagesAfter(int32_t slot) const {
   const std::vector<int32_t>& pages = table_->pages_of(slot);
   auto count = static_cast<int64_t>(pages.size());
-  std::vector<PrefixIndex::Node> path;
-  for (PrefixIndex::Node node = users_[static_cast<size_t>(slot)].pinned; node != PrefixIndex::kNone;
-       node = index_.parent(node)) {
-    path.push_back(node);
-  }
-  std::reverse(path.begin(), path.end());
+  const std::vector<PrefixIndex::Node> path = PathOf(users_[static_cast<size_t>(slot)]);
   for (size_t cell = 0; cell < path.size(); ++cell) {
-    const bool is_own = index_.page(path[cell]) == pages[cell];  // else the slot has a copy
-    const bool is_only_user = index_.pins(path[cell]) == 1;
-    if (is_own && !is_only_user) --count;
-    if (!is_own && is_only_user) ++count;
+    // Those stay that another slot holds too.
+    count -= index_.page(path[cell]) == pages[cell] && table_->references(pages[cell]) > 2;
   }
   return count;
 }

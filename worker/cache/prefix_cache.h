@@ -16,6 +16,10 @@
 
 namespace dflash {
 
+// Prompts that run at the same time may compute the same cells; each then has a page of its own for it, and
+// the node has that of one of them, or a page that several share. So what is pinned takes no room beyond what
+// its users hold.
+//
 // Decides, on the leader's engine thread, which pages and checkpoints hold what; it moves no data itself.
 // What it says takes effect in the order of the stream, so pages and checkpoints may change hands at once.
 class PrefixCache {
@@ -77,6 +81,11 @@ class PrefixCache {
     PrefixIndex::Node pinned = PrefixIndex::kNone;
   };
   void PinOnly(User& user, PrefixIndex::Node node);
+  // The nodes of a user's prefix as far as they are pinned.
+  std::vector<PrefixIndex::Node> PathOf(const User& user) const;
+  void UsePage(PrefixIndex::Node node, int32_t page);
+  // The slot leaves, and of the nodes that others use too, some have a page that it alone holds.
+  void HandPagesOver(int32_t slot);
   bool EvictPage();
 
   const Options options_;

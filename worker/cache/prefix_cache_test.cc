@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <random>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -182,6 +183,20 @@ TEST_F(PrefixCacheTest, PagesAndCheckpointsAreEvictedByLastUse) {
   EXPECT_EQ(cache_->used_checkpoints(), 3);
 }
 
+// A prompt that finds its pages but no states computes them again; what it found takes no room any more.
+TEST_F(PrefixCacheTest, WhatWasComputedAgainIsNotHeldTwice) {
+  Make(1, 9, 1);
+  RunToEnd(Some(300, 0));
+  RunToEnd(Some(70, 1));  // takes the only checkpoint
+  EXPECT_EQ(cache_->Find("", Some(300, 0)).page_tokens, 256);
+  const Started again = Start(Some(300, 0));
+  EXPECT_EQ(again.hit.tokens, 0);
+  EXPECT_EQ(table_->free_pages() + cache_->evictable_pages(), 9 - 5);
+  cache_->MakeRoom(4);
+  ASSERT_EQ(table_->Reserve(again.slot, 9 * 64), absl::OkStatus()) << "it may have all that there is";
+  End(again);
+}
+
 TEST_F(PrefixCacheTest, TwoMakeTheSameStatesInOneStep) {
   Make(2, 32, 4);
   const Tokens prompt = Some(200);
@@ -198,7 +213,10 @@ TEST_F(PrefixCacheTest, TwoMakeTheSameStatesInOneStep) {
   cache_->OnPrefilled(b, 200, made_b);
   EXPECT_EQ(cache_->used_checkpoints(), 1);
   EXPECT_EQ(cache_->pages(), 3);
-  for (int32_t slot : {a, b}) Close(slot);
+  Close(a);
+  EXPECT_EQ(table_->free_pages() + cache_->evictable_pages(), 32 - 4)
+      << "the other one's pages are the cache's now";
+  Close(b);
   EXPECT_EQ(table_->free_pages(), 29) << "the second one's copies are free again";
   EXPECT_EQ(cache_->evictable_pages(), 3);
 }
@@ -280,6 +298,13 @@ TEST_F(PrefixCacheTest, RandomUseNeverMixesPrefixesUpAndLosesNothing) {
       r.done = to;
     }
     ASSERT_LE(cache_->used_checkpoints(), kCheckpoints);
+    std::set<int32_t> held;
+    for (const Running& r : running) {
+      const std::vector<int32_t>& pages = table_->pages_of(r.started.slot);
+      held.insert(pages.begin(), pages.end());
+    }
+    ASSERT_EQ(table_->free_pages() + cache_->evictable_pages() + static_cast<int64_t>(held.size()), kPages)
+        << "nothing is kept but for those who run";
   }
   EXPECT_GT(hits, 200);
   for (const Running& r : running) End(r.started);

@@ -40,6 +40,8 @@ class PrefixIndex {
                   const std::vector<int32_t>& pages);
 
   int32_t page(Node node) const { return Get(node).page; }
+  // Another page with the same contents takes its place.
+  void SetPage(Node node, int32_t page) { Get(node).page = page; }
   // kNone: it is the first of its prefix.
   Node parent(Node node) const { return IsRoot(Get(node).key.parent) ? kNone : Get(node).key.parent; }
   int64_t pins(Node node) const { return Get(node).pins; }

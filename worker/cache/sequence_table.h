@@ -60,7 +60,8 @@ class SequenceTable {
   // References that do not belong to a slot. Release is for those only.
   void Retain(int32_t page);
   void Release(int32_t page);
-  bool is_free(int32_t page) const { return references_[static_cast<size_t>(page)] == 0; }
+  int32_t references(int32_t page) const { return references_[static_cast<size_t>(page)]; }
+  bool is_free(int32_t page) const { return references(page) == 0; }
 
   SequenceLengths& lengths(int32_t slot) { return lengths_[static_cast<size_t>(slot)]; }
   const SequenceLengths& lengths(int32_t slot) const { return lengths_[static_cast<size_t>(slot)]; }

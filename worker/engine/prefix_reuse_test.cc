@@ -326,7 +326,7 @@ TEST_F(PrefixReuseTest, TenantsAndThoseWhoOptOutShareNothing) {
 // Many requests over few prefixes, in pools that are too small for them: hits, evictions, preemptions and
 // resumptions, cancellations.
 TEST_F(PrefixReuseTest, InCompanyWithPreemptions) {
-  Load(9, 4, /*slots=*/12);
+  Load(7, 4, /*slots=*/12);
   std::vector<GenerationRequest> requests;
   for (size_t i = 0; i < 16; ++i) {
     // Half of them are short questions with long answers, which grow out of the pages that there are.
