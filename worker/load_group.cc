@@ -13,7 +13,6 @@
 #include "kernels/device/graph.h"
 #include "kernels/device/memory.h"
 #include "worker/defects/defects.h"
-#include "worker/draft/dflash_drafter.h"
 #include "worker/draft/draft_follower.h"
 #include "worker/memory_plan.h"
 #include "worker/model/checkpoint.h"
@@ -234,19 +233,23 @@ absl::StatusOr<Group> LoadGroup(const GroupOptions& options, const Log& log) {
     return group;
   }
   ProgressLog draft_progress("drafter", draft->total_bytes(), log);
-  DFLASH_ASSIGN_OR_RETURN(group.drafter, DFlashDrafter::Load(*draft_config, *draft, group.contract,
-                                                             {.max_sequences = options.max_sequences,
-                                                              .max_ingest_rows = demand.prefill_rows,
-                                                              .vocabulary = group.vocabulary},
-                                                             group.target.get(), group.table.get(),
-                                                             *group.stream, [&](int64_t bytes) {
-                                                               group.bytes_read += bytes;
-                                                               draft_progress.Add(bytes);
-                                                             }));
+  DFLASH_ASSIGN_OR_RETURN(
+      std::unique_ptr<DFlashDrafter> dflash,
+      DFlashDrafter::Load(*draft_config, *draft, group.contract,
+                          {.max_sequences = options.max_sequences,
+                           .max_ingest_rows = demand.prefill_rows,
+                           .vocabulary = group.vocabulary},
+                          group.target.get(), group.table.get(), *group.stream, [&](int64_t bytes) {
+                            group.bytes_read += bytes;
+                            draft_progress.Add(bytes);
+                          }));
+  group.dflash = dflash.get();
+  group.drafter = std::move(dflash);
   draft_progress.Finish();
   if (!options.defect.empty()) {
     DFLASH_ASSIGN_OR_RETURN(group.drafter,
-                            PlantDefect(options.defect, std::move(group.drafter), group.table.get()));
+                            PlantDefect(options.defect, group.contract, std::move(group.drafter),
+                                        group.table.get(), *group.stream));
   }
   return group;
 }

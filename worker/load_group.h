@@ -12,7 +12,7 @@
 #include "kernels/device/stream.h"
 #include "text/tokenizer.h"
 #include "worker/cache/sequence_table.h"
-#include "worker/draft/drafter.h"
+#include "worker/draft/dflash_drafter.h"
 #include "worker/engine/engine.h"
 #include "worker/model/feature_contract.h"
 #include "worker/model/generation_config.h"
@@ -54,6 +54,7 @@ struct Group {
   std::unique_ptr<Tokenizer> tokenizer;  // null: none (random weights only)
   std::unique_ptr<Target> target;
   std::unique_ptr<Drafter> drafter;  // null: none. A DraftFollower where rank 0 drafts alone
+  DFlashDrafter* dflash = nullptr;   // in `drafter`, below whatever wraps it; null: none on this rank
   GenerationConfig generation;
   FeatureContract contract;  // meaningful with a drafter
   std::string target_revision;

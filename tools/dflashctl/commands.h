@@ -21,6 +21,8 @@ int RunDrain(int argc, const char* const* argv, Interrupt* interrupt);
 int RunResume(int argc, const char* const* argv, Interrupt* interrupt);
 int RunSpeculation(int argc, const char* const* argv, Interrupt* interrupt);
 int RunLogLevel(int argc, const char* const* argv, Interrupt* interrupt);
+int RunDoctor(int argc, const char* const* argv, Interrupt* interrupt);
+int RunGolden(int argc, const char* const* argv, Interrupt* interrupt);
 
 // What the commands share.
 

@@ -236,12 +236,28 @@ grpc::Status Connection::GetLoad(v1::GetLoadResponse* response) {
   return stub_->GetLoad(&context, v1::GetLoadRequest(), response);
 }
 
+grpc::Status Connection::Tokenize(const v1::TokenizeRequest& request, v1::TokenizeResponse* response) {
+  grpc::ClientContext context;
+  endpoint_.Prepare(&context);
+  context.set_deadline(DeadlineAfter(kUnaryTimeout));
+  const Interrupt::Scope scope(interrupt_, &context);
+  return stub_->Tokenize(&context, request, response);
+}
+
 grpc::Status Connection::Detokenize(const v1::DetokenizeRequest& request, v1::DetokenizeResponse* response) {
   grpc::ClientContext context;
   endpoint_.Prepare(&context);
   context.set_deadline(DeadlineAfter(kUnaryTimeout));
   const Interrupt::Scope scope(interrupt_, &context);
   return stub_->Detokenize(&context, request, response);
+}
+
+grpc::Status Connection::RenderChat(const v1::RenderChatRequest& request, v1::RenderChatResponse* response) {
+  grpc::ClientContext context;
+  endpoint_.Prepare(&context);
+  context.set_deadline(DeadlineAfter(kUnaryTimeout));
+  const Interrupt::Scope scope(interrupt_, &context);
+  return stub_->RenderChat(&context, request, response);
 }
 
 std::string Describe(const grpc::Status& status) {

@@ -125,7 +125,9 @@ class Connection {
 
   grpc::Status GetModelInfo(v1::GetModelInfoResponse* response);
   grpc::Status GetLoad(v1::GetLoadResponse* response);
+  grpc::Status Tokenize(const v1::TokenizeRequest& request, v1::TokenizeResponse* response);
   grpc::Status Detokenize(const v1::DetokenizeRequest& request, v1::DetokenizeResponse* response);
+  grpc::Status RenderChat(const v1::RenderChatRequest& request, v1::RenderChatResponse* response);
 
   Interrupt* interrupt() const { return interrupt_; }
 

@@ -22,24 +22,35 @@ constexpr char kHelp[] =
     "  drain        let a server finish and take nothing new; resume takes it back\n"
     "  speculation  show or change what new requests get\n"
     "  log-level L  change how much a server logs\n"
+    "  doctor       which interface between target and drafter diverges, and why\n"
+    "  golden       record a golden bundle (golden record), or compare two (golden compare)\n"
     "\n"
     "  --address HOST:PORT   where dflashd listens (default 127.0.0.1:8500); also after the command\n"
     "  --version, --help     COMMAND --help lists the command's own flags\n"
     "\n"
-    "Exit codes: 0 success; 1 replay found a difference; 2 wrong usage or unreadable file; 3 the server "
+    "Exit codes: 0 success; 1 replay, doctor or golden found a difference; 2 wrong usage or unreadable file; "
+    "3 the server "
     "cannot be\n"
-    "reached, cannot serve or answered with an error; 4 standard output cannot be written; 130 interrupted.\n"
+    "reached, cannot serve or answered with an error; 4 standard output cannot be written; 5 doctor: the "
+    "drafter is bad; 130 interrupted.\n"
     "Ctrl-C cancels what runs.\n";
 
 struct Command {
   std::string_view name;
   int (*run)(int argc, const char* const* argv, Interrupt* interrupt);
 };
-constexpr Command kCommands[] = {
-    {"chat", RunChat},         {"generate", RunGenerate}, {"status", RunStatus},
-    {"top", RunTop},           {"replay", RunReplay},     {"bench", RunBench},
-    {"drain", RunDrain},       {"resume", RunResume},     {"speculation", RunSpeculation},
-    {"log-level", RunLogLevel}};
+constexpr Command kCommands[] = {{"chat", RunChat},
+                                 {"generate", RunGenerate},
+                                 {"status", RunStatus},
+                                 {"top", RunTop},
+                                 {"replay", RunReplay},
+                                 {"bench", RunBench},
+                                 {"drain", RunDrain},
+                                 {"resume", RunResume},
+                                 {"speculation", RunSpeculation},
+                                 {"log-level", RunLogLevel},
+                                 {"doctor", RunDoctor},
+                                 {"golden", RunGolden}};
 
 int Usage(const std::string& what) {
   std::fprintf(stderr, "dflashctl: %s\nTry: dflashctl --help\n", what.c_str());

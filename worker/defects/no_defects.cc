@@ -9,9 +9,11 @@ absl::Status NotBuilt() {
 
 std::vector<std::string> DefectNames() { return {}; }
 absl::Status PlantDefect(const std::string&, FeatureContract&) { return NotBuilt(); }
-absl::StatusOr<std::unique_ptr<Drafter>> PlantDefect(const std::string&, std::unique_ptr<Drafter>,
-                                                     SequenceTable*) {
+absl::StatusOr<std::unique_ptr<Drafter>> PlantDefect(const std::string&, const FeatureContract&,
+                                                     std::unique_ptr<Drafter>, SequenceTable*,
+                                                     const Stream&) {
   return NotBuilt();
 }
+absl::Status PlantDefect(const std::string&, std::optional<bool>&) { return NotBuilt(); }
 
 }  // namespace dflash

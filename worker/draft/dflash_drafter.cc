@@ -49,9 +49,13 @@ class DFlashDrafter::Impl {
   }
 
   ConstMatrixView last_context_features, last_draft_logits;
+  DraftObserver observer;
 
  private:
   absl::Status CheckTaps(ConstMatrixView taps) const;
+  absl::Status Observe(DraftStage stage, size_t layer, MatrixView rows) const {
+    return observer ? observer(stage, layer, rows) : absl::OkStatus();
+  }
   // row_counts null: all rows of every segment.
   absl::Status IngestRows(Phase phase, ConstMatrixView taps, SegmentList segments, const int32_t* row_counts);
   // Sums a row-parallel product over the ranks that share the drafter.
@@ -115,7 +119,9 @@ absl::StatusOr<std::unique_ptr<DFlashDrafter::Impl>> DFlashDrafter::Impl::Load(
   const DraftConfig& local = impl->config;
   impl->tap_cols_ = config.num_taps() * config.hidden_size / rank.size;
   impl->first_tap_col_ = rank.rank * impl->tap_cols_;
-  impl->rope_ = {.head_dim = config.head_dim, .rotary_dim = config.head_dim, .theta = contract.rope_theta};
+  const auto rotary_dim =
+      static_cast<int64_t>(std::lround(contract.rotary_fraction * static_cast<double>(config.head_dim)));
+  impl->rope_ = {.head_dim = config.head_dim, .rotary_dim = rotary_dim, .theta = contract.rope_theta};
   impl->query_cols_ = local.num_attention_heads * config.head_dim;
   impl->kv_cols_ = local.num_key_value_heads * config.head_dim;
   DFLASH_ASSIGN_OR_RETURN(impl->weights_, LoadDFlashWeights(config, checkpoint, rank, stream, progress));
@@ -199,13 +205,14 @@ absl::Status DFlashDrafter::Impl::IngestRows(Phase phase, ConstMatrixView taps, 
   const MatrixView k = kv.Cols(0, kv_cols_);
   DFLASH_RETURN_IF_ERROR(Linear(taps.Cols(first_tap_col_, tap_cols_), weights_.fc, phase, fused, *stream));
   DFLASH_RETURN_IF_ERROR(Sum(fused));
-  DFLASH_RETURN_IF_ERROR(RmsNorm(fused, weights_.hidden_norm.view(), NormWeight::kPlain, eps(), c, *stream));
+  DFLASH_RETURN_IF_ERROR(
+      RmsNorm(fused, weights_.hidden_norm.view(), contract.norm_weight, eps(), c, *stream));
   last_context_features = c;
   for (size_t layer = 0; layer < weights_.layers.size(); ++layer) {
     const DFlashLayerWeights& w = weights_.layers[layer];
     DFLASH_RETURN_IF_ERROR(Linear(c, w.kv, phase, kv, *stream));
-    DFLASH_RETURN_IF_ERROR(NormAndRope(k.Cols(0, 0), w.q_norm.view(), k, w.k_norm.view(), NormWeight::kPlain,
-                                       eps(), rope_, segments, *stream));
+    DFLASH_RETURN_IF_ERROR(NormAndRope(k.Cols(0, 0), w.q_norm.view(), k, w.k_norm.view(),
+                                       contract.norm_weight, eps(), rope_, segments, *stream));
     DFLASH_RETURN_IF_ERROR(StoreKeyValue(k, kv.Cols(kv_cols_, kv_cols_), segments, row_counts,
                                          table->page_table(), Pool(layer), *stream));
   }
@@ -231,7 +238,9 @@ absl::Status DFlashDrafter::Impl::Propose(DecodeStates states, const int32_t* sl
     DFLASH_RETURN_IF_ERROR(RunLayer(layer, segments, h));
   const MatrixView y = normed_.Rows(rows);
   DFLASH_RETURN_IF_ERROR(
-      AddRmsNorm(h, delta_.Rows(rows), weights_.norm.view(), NormWeight::kPlain, eps(), y, *stream));
+      AddRmsNorm(h, delta_.Rows(rows), weights_.norm.view(), contract.norm_weight, eps(), y, *stream));
+  DFLASH_RETURN_IF_ERROR(Observe(DraftStage::kLayerInput, weights_.layers.size(), h));
+  DFLASH_RETURN_IF_ERROR(Observe(DraftStage::kOutput, 0, y));
   // Row 0 holds the anchor, which is known: only rows 1..B-1 go through the head.
   const int64_t drafts = block - 1;
   for (int64_t n = 0; n < count; ++n) {
@@ -256,21 +265,26 @@ absl::Status DFlashDrafter::Impl::RunLayer(size_t layer, SegmentList segments, M
   const MatrixView v = kv_.Rows(rows).Cols(kv_cols_, kv_cols_);
   const MatrixView attended = attended_.Rows(rows);
   if (layer == 0) {
-    DFLASH_RETURN_IF_ERROR(RmsNorm(h, w.input_norm.view(), NormWeight::kPlain, eps, x, *stream));
+    DFLASH_RETURN_IF_ERROR(RmsNorm(h, w.input_norm.view(), contract.norm_weight, eps, x, *stream));
   } else {
-    DFLASH_RETURN_IF_ERROR(AddRmsNorm(h, delta, w.input_norm.view(), NormWeight::kPlain, eps, x, *stream));
+    DFLASH_RETURN_IF_ERROR(AddRmsNorm(h, delta, w.input_norm.view(), contract.norm_weight, eps, x, *stream));
   }
+  DFLASH_RETURN_IF_ERROR(Observe(DraftStage::kLayerInput, layer, h));
   DFLASH_RETURN_IF_ERROR(Linear(x, w.q, Phase::kVerify, q, *stream));
   DFLASH_RETURN_IF_ERROR(Linear(x, w.kv, Phase::kVerify, kv_.Rows(rows), *stream));
-  DFLASH_RETURN_IF_ERROR(
-      NormAndRope(q, w.q_norm.view(), k, w.k_norm.view(), NormWeight::kPlain, eps, rope_, segments, *stream));
+  DFLASH_RETURN_IF_ERROR(NormAndRope(q, w.q_norm.view(), k, w.k_norm.view(), contract.norm_weight, eps, rope_,
+                                     segments, *stream));
+  DFLASH_RETURN_IF_ERROR(Observe(DraftStage::kQuery, layer, q));
+  DFLASH_RETURN_IF_ERROR(Observe(DraftStage::kKey, layer, k));
+  DFLASH_RETURN_IF_ERROR(Observe(DraftStage::kValue, layer, v));
   const float scale = 1.0f / std::sqrt(static_cast<float>(config.head_dim));
   DFLASH_RETURN_IF_ERROR(Attention(q, k, v, segments, table->context_starts(), table->page_table(),
                                    Pool(layer), Mask(layer), scale, Phase::kVerify, attended, *stream));
+  DFLASH_RETURN_IF_ERROR(Observe(DraftStage::kAttended, layer, attended));
   DFLASH_RETURN_IF_ERROR(Linear(attended, w.out, Phase::kVerify, delta, *stream));
   DFLASH_RETURN_IF_ERROR(Sum(delta));
   DFLASH_RETURN_IF_ERROR(
-      AddRmsNorm(h, delta, w.post_attention_norm.view(), NormWeight::kPlain, eps, x, *stream));
+      AddRmsNorm(h, delta, w.post_attention_norm.view(), contract.norm_weight, eps, x, *stream));
   DFLASH_RETURN_IF_ERROR(
       LinearSwiGlu(x, w.gate_up, Phase::kVerify, gate_up_.Rows(rows), activated_.Rows(rows), *stream));
   DFLASH_RETURN_IF_ERROR(Linear(activated_.Rows(rows), w.down, Phase::kVerify, delta, *stream));
@@ -329,6 +343,7 @@ absl::Status DFlashDrafter::Open(int32_t slot, int64_t start) {
   return impl_->table->OpenDraftContext(slot, start);
 }
 
+void DFlashDrafter::set_observer(DraftObserver observer) { impl_->observer = std::move(observer); }
 ConstMatrixView DFlashDrafter::last_context_features() const { return impl_->last_context_features; }
 ConstMatrixView DFlashDrafter::last_draft_logits() const { return impl_->last_draft_logits; }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -18,6 +19,20 @@
 
 namespace dflash {
 
+// What a block pass has just computed, in the order of computation. Rows are those of all blocks, in the
+// activation dtype; columns this rank's.
+enum class DraftStage : uint8_t {
+  kLayerInput,  // residual before layer `layer`; layer 0: the embeddings, the number of layers: the last one
+  kQuery,       // normed and rotated
+  kKey,         // normed and rotated, of the block's own rows
+  kValue,
+  kAttended,  // output of the attention, before o_proj
+  kOutput,    // final norm: what goes through the target's head
+};
+// Sees the stages of a block pass and may change them (doctor): what it enqueues on the drafter's stream
+// comes before the next stage. `layer` counts for all but kOutput.
+using DraftObserver = std::function<absl::Status(DraftStage stage, size_t layer, MatrixView rows)>;
+
 class DFlashDrafter final : public Drafter {
  public:
   struct Options {
@@ -26,12 +41,12 @@ class DFlashDrafter final : public Drafter {
     int64_t vocabulary = 0;         // real token ids: the choice is restricted to [0, vocabulary)
   };
 
-  // Everything that defines the drafter's arithmetic (taps, masks, windows, theta, block size, mask id) is
-  // taken from `contract`. Shares embedding and head with `target`; keeps its context keys and values in
-  // pages of `table`. In a group it runs where the target's draft placement says: whole on rank 0 (the others
-  // run a DraftFollower), or a share of its heads and channels on every rank. Target, table and stream are
-  // not owned. Errors: those of the checkpoint and of RankConfig; InvalidArgument when contract, checkpoint
-  // and target disagree; ResourceExhausted.
+  // Everything that defines the drafter's arithmetic (taps, masks, windows, rotation, form of the norms,
+  // block size, mask id) is taken from `contract`. Shares embedding and head with `target`; keeps its context
+  // keys and values in pages of `table`. In a group it runs where the target's draft placement says: whole on
+  // rank 0 (the others run a DraftFollower), or a share of its heads and channels on every rank. Target,
+  // table and stream are not owned. Errors: those of the checkpoint and of RankConfig; InvalidArgument when
+  // contract, checkpoint and target disagree; ResourceExhausted.
   static absl::StatusOr<std::unique_ptr<DFlashDrafter>> Load(const DraftConfig& config,
                                                              const DraftCheckpoint& checkpoint,
                                                              const FeatureContract& contract,
@@ -51,6 +66,9 @@ class DFlashDrafter final : public Drafter {
   // Views of intermediate results of the last call, valid until the next one (golden tests, doctor).
   ConstMatrixView last_context_features() const;  // activation dtype [rows ingested, D]: c = norm(fc taps)
   ConstMatrixView last_draft_logits() const;      // f32 [slots * (block - 1), target's logits_cols()]
+
+  // Not while rounds are captured.
+  void set_observer(DraftObserver observer);
 
   // One sequence's context keys and values per layer, as ExportState of the target.
   absl::StatusOr<std::vector<std::vector<float>>> ExportContext(int32_t slot);

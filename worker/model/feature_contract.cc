@@ -27,6 +27,16 @@ const char* Name(NormOrder order) {
   return "?";
 }
 
+const char* Name(NormWeight weight) {
+  switch (weight) {
+    case NormWeight::kPlain:
+      return "plain";
+    case NormWeight::kOnePlus:
+      return "one_plus";
+  }
+  return "?";
+}
+
 std::string LayersText(const std::vector<DraftLayerMask>& layers) {
   return absl::StrJoin(layers, ",", [](std::string* out, const DraftLayerMask& layer) {
     switch (layer.kind) {
@@ -62,6 +72,8 @@ std::vector<std::pair<std::string, std::string>> Fields(const FeatureContract& c
       {"block_size", absl::StrCat(contract.block_size)},
       {"layers", LayersText(contract.layers)},
       {"rope_theta", ExactText(contract.rope_theta)},
+      {"rotary_fraction", ExactText(contract.rotary_fraction)},
+      {"norm_weight", Name(contract.norm_weight)},
       {"rms_norm_eps", ExactText(contract.rms_norm_eps)},
   };
 }

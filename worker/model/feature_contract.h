@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "base/layer_index.h"
+#include "kernels/rms_norm/rms_norm.h"
 #include "worker/model/checkpoint.h"
 #include "worker/model/draft_config.h"
 
@@ -39,6 +40,8 @@ struct FeatureContract {
   int64_t block_size = 0;
   std::vector<DraftLayerMask> layers;  // one per drafter layer
   double rope_theta = 0;
+  double rotary_fraction = 1;  // of a head; the target's partial_rotary_factor is not the drafter's
+  NormWeight norm_weight = NormWeight::kPlain;  // of all norms; the target's are 1 + w
   double rms_norm_eps = 0;
 
   // "taps=1,3,5 tap=layer_output ..."; the revisions cut to 12 digits.

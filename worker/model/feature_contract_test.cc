@@ -35,7 +35,7 @@ TEST(FeatureContractTest, OneLineSaysItAll) {
             "target_revision=0123456789ab drafter_revision=fedcba987654 taps=1,3,5 tap_meaning=layer_output "
             "norm_order=project_then_norm mask_token_id=4095 block_size=16 "
             "layers=sliding:64:causal,sliding:64:causal,sliding:64:causal,full:unlimited:bidirectional "
-            "rope_theta=1e+06 rms_norm_eps=1e-06");
+            "rope_theta=1e+06 rotary_fraction=1 norm_weight=plain rms_norm_eps=1e-06");
 }
 
 TEST(FeatureContractTest, EveryDifferenceIsNamed) {
@@ -56,6 +56,9 @@ TEST(FeatureContractTest, EveryDifferenceIsNamed) {
       {"full:64:causal", [](FeatureContract& c) { c.layers[0].kind = DraftLayerKind::kFull; }},
       {"layers is", [](FeatureContract& c) { c.layers.pop_back(); }},
       {"rope_theta is 1e+06 here and 1e+07 there", [](FeatureContract& c) { c.rope_theta = 1e7; }},
+      {"rotary_fraction is 1 here and 0.25 there", [](FeatureContract& c) { c.rotary_fraction = 0.25; }},
+      {"norm_weight is plain here and one_plus there",
+       [](FeatureContract& c) { c.norm_weight = NormWeight::kOnePlus; }},
       {"rms_norm_eps is 1e-06 here and 1.0000000000000002e-06 there",
        [](FeatureContract& c) { c.rms_norm_eps = std::nextafter(1e-6, 1.0); }},
   };

@@ -1,0 +1,321 @@
+#include "tools/dflashctl/live_doctor.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+#include "tools/dflashctl/commands.h"
+#include "worker/model/feature_contract.h"
+
+namespace dflash::ctl {
+namespace {
+
+using doctor::GoldenBundle;
+using doctor::GoldenPrompt;
+using doctor::Report;
+
+v1::GenerateRequest Request(const std::vector<int32_t>& prompt, int64_t max_tokens,
+                            v1::SpeculationMode mode) {
+  v1::GenerateRequest request;
+  request.mutable_tokens()->mutable_ids()->Assign(prompt.begin(), prompt.end());
+  request.mutable_sampling()->set_temperature(0);
+  request.mutable_stopping()->set_max_tokens(static_cast<uint32_t>(max_tokens));
+  request.mutable_speculation()->set_mode(mode);
+  request.mutable_speculation()->set_strict(true);
+  return request;
+}
+
+std::map<std::string, std::string> Fields(const std::string& line) {
+  std::map<std::string, std::string> fields;
+  for (const std::string& field : std::vector<std::string>(absl::StrSplit(line, ' ', absl::SkipEmpty()))) {
+    const size_t equals = field.find('=');
+    if (equals == std::string::npos || field.substr(0, equals).ends_with("_revision")) continue;
+    fields[field.substr(0, equals)] = field.substr(equals + 1);
+  }
+  return fields;
+}
+
+std::vector<int32_t> Accepted(const Generation& generation) {
+  std::vector<int32_t> accepted;
+  for (const v1::StepInfo& round : generation.rounds)
+    accepted.push_back(static_cast<int32_t>(round.accepted()));
+  return accepted;
+}
+
+double TokensPerRound(const Generation& generation) {
+  double sum = 0;
+  for (const v1::StepInfo& round : generation.rounds) sum += round.accepted();
+  return generation.rounds.empty() ? 0 : 1 + sum / static_cast<double>(generation.rounds.size());
+}
+
+bool Same(const Generation& a, const Generation& b) {
+  return a.token_ids == b.token_ids && Accepted(a) == Accepted(b);
+}
+
+class Examination {
+ public:
+  Examination(Connection& connection, const GoldenBundle& bundle, Report* report)
+      : connection_(connection), bundle_(bundle), report_(report) {}
+
+  grpc::Status Run(int64_t max_prompts);
+
+ private:
+  grpc::Status CheckIdentity();
+  grpc::Status CheckPrompts();
+  grpc::Status CheckText(int64_t max_prompts);
+  void CheckAcceptance(const std::vector<Generation>& generations);
+  grpc::Status Generate(const v1::GenerateRequest& request, Generation* generation) {
+    return connection_.Generate(request, absl::InfiniteDuration(), nullptr, generation);
+  }
+  // All at once.
+  grpc::Status GenerateAll(const std::vector<v1::GenerateRequest>& requests,
+                           std::vector<Generation>* generations) {
+    generations->assign(requests.size(), {});
+    const auto count = static_cast<int64_t>(requests.size());
+    return RunConcurrently(count, count, [&](int64_t i) {
+      return Generate(requests[static_cast<size_t>(i)], &(*generations)[static_cast<size_t>(i)]);
+    });
+  }
+
+  Connection& connection_;
+  const GoldenBundle& bundle_;
+  Report* report_;
+  v1::GetModelInfoResponse model_;
+};
+
+grpc::Status Examination::CheckIdentity() {
+  if (const grpc::Status status = connection_.GetModelInfo(&model_); !status.ok()) return status;
+  report_->facts.emplace_back(
+      "model", absl::StrCat(model_.model(), ", ", model_.backend(), ", ", model_.tensor_parallel_size(),
+                            " ranks, dflashd ", model_.server_version()));
+  report_->facts.emplace_back("contract", model_.feature_contract());
+  report_->facts.emplace_back("golden", absl::StrCat(bundle_.folder(), " (", bundle_.producer(), ")"));
+  if (!model_.has_drafter())
+    return grpc::Status(grpc::StatusCode::FAILED_PRECONDITION, "the server has no drafter");
+  for (const doctor::Interface& interface : doctor::Interfaces()) {
+    report_->NotChecked(interface.id,
+                        "not visible from outside: dflashctl doctor --model DIR --draft-model DIR");
+  }
+  const std::string differences = ContractDifferences(model_.feature_contract(), bundle_.contract());
+  report_->Judge("config", differences.empty() ? 0 : 1, 0, "the server's feature contract against the bundle",
+                 differences.empty() ? std::string("every field of the contract agrees") : differences,
+                 absl::StrCat("the server reads the drafter as ", differences));
+  report_->Judge("block-size",
+                 std::abs(static_cast<double>(model_.drafter().block_size()) -
+                          static_cast<double>(bundle_.contract().block_size)),
+                 0, "literals of the golden bundle", absl::StrCat("block of ", model_.drafter().block_size()),
+                 "block_size of another drafter");
+  return grpc::Status::OK;
+}
+
+grpc::Status Examination::CheckPrompts() {
+  int64_t texts = 0, wrong_texts = 0, chats = 0, wrong_chats = 0;
+  for (const GoldenPrompt& prompt : bundle_.prompts()) {
+    if (prompt.text.empty()) continue;
+    v1::TokenizeRequest request;
+    request.set_text(prompt.text);
+    v1::TokenizeResponse response;
+    if (const grpc::Status status = connection_.Tokenize(request, &response); !status.ok()) return status;
+    ++texts;
+    wrong_texts += !std::equal(response.token_ids().begin(), response.token_ids().end(),
+                               prompt.prompt_ids.begin(), prompt.prompt_ids.end());
+    if (!prompt.chat) continue;
+    v1::RenderChatRequest render;
+    bool plain = true;  // only role and content
+    for (const auto& message : prompt.chat->messages) {
+      plain &= message.is_object() && message.size() == 2 && message.contains("role") &&
+               message.contains("content") && message["role"].is_string() && message["content"].is_string();
+      if (!plain) break;
+      v1::ChatMessage* to = render.mutable_chat()->add_messages();
+      to->set_role(message["role"].get<std::string>());
+      to->set_content(message["content"].get<std::string>());
+    }
+    if (!plain) continue;
+    if (prompt.chat->enable_thinking)
+      render.mutable_chat()->set_enable_thinking(*prompt.chat->enable_thinking);
+    v1::RenderChatResponse rendered;
+    if (const grpc::Status status = connection_.RenderChat(render, &rendered); !status.ok()) return status;
+    ++chats;
+    wrong_chats += rendered.text() != prompt.text;
+  }
+  if (texts > 0) {
+    report_->Judge("tokenizer", static_cast<double>(wrong_texts), 0, "token ids in the bundle",
+                   absl::StrCat(texts - wrong_texts, " of ", texts, " prompts are the same tokens"),
+                   "tokenizer.json of another revision");
+  }
+  if (chats > 0) {
+    report_->Judge("template", static_cast<double>(wrong_chats), 0, "texts in the bundle",
+                   absl::StrCat(chats - wrong_chats, " of ", chats, " chats are rendered alike"),
+                   "another chat template, or its thinking flag");
+  }
+  return grpc::Status::OK;
+}
+
+void Examination::CheckAcceptance(const std::vector<Generation>& generations) {
+  struct Kind {
+    double ours = 0, rounds = 0, golden = 0, golden_rounds = 0;
+  };
+  std::map<std::string, Kind> kinds;
+  int64_t other_text = 0, miscounted = 0;
+  double accepted = 0, rounds = 0, first = 0;
+  for (size_t i = 0; i < generations.size(); ++i) {
+    const GoldenPrompt& golden = bundle_.prompts()[i];
+    const Generation& generation = generations[i];
+    other_text += !std::equal(generation.token_ids.begin(), generation.token_ids.end(),
+                              golden.output_ids.begin(), golden.output_ids.end());
+    uint64_t of_rounds = 0, drafted = 0;
+    for (const v1::StepInfo& round : generation.rounds) {
+      of_rounds += round.accepted();
+      drafted += round.drafted();
+      first += round.accepted() > 0;
+    }
+    accepted += static_cast<double>(of_rounds);
+    rounds += static_cast<double>(generation.rounds.size());
+    const v1::SpeculationSummary& summary = generation.finished.speculation();
+    miscounted += summary.accepted_tokens() != of_rounds || summary.drafted_tokens() != drafted;
+    if (golden.acceptance_lengths.empty()) continue;
+    Kind& kind = kinds[golden.kind];
+    for (const int64_t length : golden.acceptance_lengths) kind.golden += static_cast<double>(length);
+    kind.golden_rounds += static_cast<double>(golden.acceptance_lengths.size());
+    kind.ours += static_cast<double>(of_rounds + generation.rounds.size());
+    kind.rounds += static_cast<double>(generation.rounds.size());
+  }
+  report_->facts.emplace_back(
+      "acceptance",
+      absl::StrFormat("%.2f tokens per round over %.0f rounds, first draft accepted in %.0f%%",
+                      1 + accepted / std::max(rounds, 1.0), rounds, 100 * first / std::max(rounds, 1.0)));
+  report_->Judge("metrics", static_cast<double>(miscounted), 0, "rounds of the stream against its summary",
+                 absl::StrCat(miscounted, " of ", generations.size(), " requests miscounted"),
+                 "totals and rounds disagree");
+  if (kinds.empty()) {
+    report_->NotChecked("end-to-end", "the bundle holds no acceptance lengths");
+    return;
+  }
+  double loss = 0;
+  std::vector<std::string> lines;
+  for (const auto& [name, kind] : kinds) {
+    const double ours = kind.ours / std::max(kind.rounds, 1.0), golden = kind.golden / kind.golden_rounds;
+    loss = std::max(loss, 1 - ours / golden);
+    lines.push_back(absl::StrFormat("%s %.2f, recorded %.2f", name, ours, golden));
+  }
+  report_->Judge(
+      "end-to-end", loss, 0.05, "recorded acceptance per kind of text, relative loss",
+      absl::StrCat(
+          "tokens per round: ", absl::StrJoin(lines, "; "),
+          other_text == 0 ? std::string() : absl::StrCat("; ", other_text, " prompts have another text")),
+      "not visible from outside: run dflashctl doctor --model DIR --draft-model DIR on the server's folders");
+}
+
+grpc::Status Examination::CheckText(int64_t max_prompts) {
+  const auto count = std::min(max_prompts, static_cast<int64_t>(bundle_.prompts().size()));
+  std::vector<v1::GenerateRequest> requests;
+  for (int64_t i = 0; i < count; ++i) {
+    const GoldenPrompt& prompt = bundle_.prompts()[static_cast<size_t>(i)];
+    requests.push_back(Request(prompt.prompt_ids, static_cast<int64_t>(prompt.output_ids.size()),
+                               v1::SPECULATION_MODE_DFLASH));
+  }
+  // One at a time: rounds of many sequences may be given shorter blocks.
+  std::vector<Generation> alone(requests.size());
+  for (size_t i = 0; i < requests.size(); ++i) {
+    if (const grpc::Status status = Generate(requests[i], &alone[i]); !status.ok()) return status;
+  }
+  CheckAcceptance(alone);
+
+  std::vector<Generation> together;
+  const std::vector<v1::GenerateRequest> few(requests.begin(),
+                                             requests.begin() + std::min<int64_t>(count, 4));
+  if (const grpc::Status status = GenerateAll(few, &together); !status.ok()) return status;
+  int64_t different = 0;
+  for (size_t i = 0; i < together.size(); ++i) different += together[i].token_ids != alone[i].token_ids;
+  report_->Judge("batching", static_cast<double>(different), 0, "the same prompts one at a time",
+                 absl::StrCat(different, " of ", together.size(), " texts differ when they run together"),
+                 "a sequence reads another's rows");
+
+  Generation again;
+  if (const grpc::Status status = Generate(requests[0], &again); !status.ok()) return status;
+  report_->Judge(
+      "prefix", Same(alone[0], again) ? 0 : 1, 0, "the same prompt before, others in between",
+      absl::StrFormat("%.2f tokens per round before, %.2f again; %d of %d prompt tokens came from a cache",
+                      TokensPerRound(alone[0]), TokensPerRound(again), again.finished.usage().cached_tokens(),
+                      again.finished.usage().prompt_tokens()),
+      "the restored prefix has no drafter context, or another request's");
+
+  std::vector<v1::GenerateRequest> sampled = {requests[0], requests[0]};
+  for (v1::GenerateRequest& request : sampled) {
+    request.mutable_sampling()->set_temperature(0.7f);
+    request.mutable_sampling()->set_top_p(0.9f);
+    request.mutable_sampling()->set_seed(20);
+  }
+  sampled[1].mutable_speculation()->set_mode(v1::SPECULATION_MODE_OFF);
+  std::vector<Generation> texts;
+  if (const grpc::Status status = GenerateAll(sampled, &texts); !status.ok()) return status;
+  report_->Judge("sampling", texts[0].token_ids == texts[1].token_ids ? 0 : 1, 0,
+                 "the same seed without drafts",
+                 absl::StrCat(texts[0].token_ids.size(), " tokens at temperature 0.7"),
+                 "drafts change the sampled text");
+
+  const auto block = static_cast<int64_t>(model_.drafter().block_size());
+  std::vector<v1::GenerateRequest> limited;
+  for (int64_t tokens = 1; tokens <= block + 1; ++tokens) {
+    limited.push_back(Request(bundle_.prompts()[0].prompt_ids, tokens, v1::SPECULATION_MODE_DFLASH));
+    limited.back().mutable_stopping()->set_ignore_eos(true);
+  }
+  limited.push_back(limited.back());
+  limited.back().mutable_speculation()->set_mode(v1::SPECULATION_MODE_OFF);
+  if (const grpc::Status status = GenerateAll(limited, &texts); !status.ok()) return status;
+  int64_t cut = 0;
+  for (int64_t tokens = 1; tokens <= block + 1; ++tokens) {
+    const std::vector<uint32_t>& ids = texts[static_cast<size_t>(tokens - 1)].token_ids;
+    cut += static_cast<int64_t>(ids.size()) != tokens ||
+           !std::equal(ids.begin(), ids.end(), texts.back().token_ids.begin());
+  }
+  report_->Judge("limits", static_cast<double>(cut), 0, "the same text without drafts",
+                 absl::StrCat(cut, " of ", block + 1, " token limits change the text"),
+                 "rows beyond the limit are emitted");
+  return grpc::Status::OK;
+}
+
+grpc::Status Examination::Run(int64_t max_prompts) {
+  const absl::Time start = absl::Now();
+  if (const grpc::Status status = CheckIdentity(); !status.ok()) return status;
+  if (const grpc::Status status = CheckPrompts(); !status.ok()) return status;
+  const grpc::Status status = CheckText(max_prompts);
+  report_->seconds = absl::ToDoubleSeconds(absl::Now() - start);
+  return status;
+}
+
+}  // namespace
+
+std::string ContractDifferences(const std::string& line, const doctor::ExpectedContract& expected) {
+  FeatureContract contract;
+  for (const int32_t tap : expected.taps) contract.taps.push_back(LayerIndex{tap});
+  contract.mask_token_id = expected.mask_token_id;
+  contract.block_size = expected.block_size;
+  contract.layers = expected.layers;
+  contract.rope_theta = expected.rope_theta;
+  contract.rotary_fraction = expected.rotary_fraction;
+  contract.rms_norm_eps = expected.rms_norm_eps;
+  const std::map<std::string, std::string> ours = Fields(line), theirs = Fields(contract.ToLine());
+  std::vector<std::string> differences;
+  for (const auto& [key, value] : theirs) {
+    const auto found = ours.find(key);
+    const std::string own = found == ours.end() ? "nothing" : found->second;
+    if (own != value) differences.push_back(absl::StrCat(key, "=", own, " instead of ", key, "=", value));
+  }
+  return absl::StrJoin(differences, "; ");
+}
+
+grpc::Status ExamineServer(Connection& connection, const GoldenBundle& bundle, int64_t max_prompts,
+                           Report* report) {
+  return Examination(connection, bundle, report).Run(max_prompts);
+}
+
+}  // namespace dflash::ctl

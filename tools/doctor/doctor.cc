@@ -1,0 +1,828 @@
+#include "tools/doctor/doctor.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <optional>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "base/status.h"
+#include "kernels/device/buffer.h"
+#include "kernels/device/describe.h"
+#include "text/chat_template.h"
+#include "text/tokenizer.h"
+#include "tools/doctor/checks.h"
+#include "tools/doctor/draft_reference.h"
+#include "tools/doctor/probe.h"
+#include "worker/comm/host_communicator.h"
+#include "worker/defects/defects.h"
+#include "worker/load_group.h"
+#include "worker/model/checkpoint.h"
+#include "worker/model/draft_config.h"
+#include "worker/model/generation_config.h"
+#include "worker/model/target_config.h"
+
+namespace dflash::doctor {
+namespace {
+
+constexpr int64_t kSequences = 6;
+constexpr int64_t kPrefillTokens = 512;
+constexpr int64_t kGoldenTokens = 128;  // of an output, at most
+
+// Prompts when there is no bundle.
+constexpr const char* kBuiltInPrompts[] = {
+    "Count from 3 to 30 in steps of 3. 3, 6, 9, 12, 15, 18, 21, 24, 27, 30. Count from 5 to 50 in steps of "
+    "5. 5, 10, 15, 20,",
+    "def largest(numbers):\n    \"\"\"Returns the largest of a list of numbers.\"\"\"\n    best = "
+    "numbers[0]\n    for number in",
+    "The quick brown fox jumps over the lazy dog. The quick brown fox jumps over the lazy dog. The quick "
+    "brown"};
+
+bool SameRounds(const EngineRun& a, const EngineRun& b) {
+  return a.tokens == b.tokens && std::equal(a.rounds.begin(), a.rounds.end(), b.rounds.begin(),
+                                            b.rounds.end(), [](const RoundReport& x, const RoundReport& y) {
+                                              return x.accepted == y.accepted && x.drafted == y.drafted;
+                                            });
+}
+
+// The ranks of a group as threads of this process, all making the same calls.
+class Ranks {
+ public:
+  static absl::StatusOr<std::unique_ptr<Ranks>> Load(const DoctorOptions& options) {
+    std::unique_ptr<Ranks> ranks(new Ranks());
+    DFLASH_ASSIGN_OR_RETURN(ranks->communicators_, HostCommunicator::CreateGroup({.size = options.ranks}));
+    ranks->groups_.resize(static_cast<size_t>(options.ranks));
+    DFLASH_RETURN_IF_ERROR(ranks->Run([&](size_t rank) {
+      GroupOptions group;
+      group.model = options.model;
+      group.draft_model = options.draft_model;
+      group.threads = options.threads;
+      group.device = options.device;
+      group.max_sequences = kSequences;
+      group.max_context_tokens = options.max_context_tokens;
+      group.max_prefill_tokens = kPrefillTokens;
+      group.max_verify_rows = int64_t{1} << 20;  // rounds in company are those alone
+      group.allow_unlisted_keys = options.allow_unlisted_keys;
+      group.defect = options.defect;
+      group.communicator = ranks->communicators_[rank].get();
+      DFLASH_ASSIGN_OR_RETURN(ranks->groups_[rank], LoadGroup(group, [&](const std::string& line) {
+                                if (rank == 0 && options.log) options.log(line);
+                              }));
+      return absl::OkStatus();
+    }));
+    return ranks;
+  }
+
+  size_t size() const { return groups_.size(); }
+  Group& leader() { return groups_[0]; }
+
+  // The same work on every rank. The first error that is not another rank's.
+  absl::Status Run(const std::function<absl::Status(size_t rank)>& work) {
+    std::vector<absl::Status> results(groups_.size());
+    std::vector<std::thread> threads;
+    for (size_t rank = 0; rank < groups_.size(); ++rank) {
+      threads.emplace_back([&, rank] {
+        results[rank] = work(rank);
+        if (!results[rank].ok()) communicators_[rank]->Abort(results[rank]);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    for (const absl::Status& result : results) {
+      if (!result.ok() && !absl::IsUnavailable(result)) return result;
+    }
+    for (const absl::Status& result : results) DFLASH_RETURN_IF_ERROR(result);
+    return absl::OkStatus();
+  }
+  // The same measurement on every rank; rank 0's result.
+  template <typename T>
+  absl::StatusOr<T> Measure(const std::function<absl::StatusOr<T>(Probe& probe)>& work) {
+    std::vector<T> results(groups_.size());
+    DFLASH_RETURN_IF_ERROR(Run([&](size_t rank) {
+      Probe probe(&groups_[rank]);
+      DFLASH_ASSIGN_OR_RETURN(results[rank], work(probe));
+      return absl::OkStatus();
+    }));
+    others_agree_ = true;
+    if constexpr (std::is_same_v<T, Probe::EngineRuns>) {
+      for (const T& other : results) others_agree_ &= Tokens(other.waves) == Tokens(results[0].waves);
+    }
+    return std::move(results[0]);
+  }
+  // Whether the last measurement's tokens were the same on all ranks.
+  bool others_agree() const { return others_agree_; }
+
+ private:
+  Ranks() = default;
+  static std::vector<std::vector<int32_t>> Tokens(const std::vector<std::vector<EngineRun>>& waves) {
+    std::vector<std::vector<int32_t>> tokens;
+    for (const auto& wave : waves) {
+      for (const EngineRun& run : wave) {
+        tokens.push_back(run.tokens);
+        for (const RoundReport& round : run.rounds) tokens.back().push_back(-1 - round.accepted);
+      }
+    }
+    return tokens;
+  }
+
+  std::vector<std::unique_ptr<HostCommunicator>> communicators_;
+  std::vector<Group> groups_;
+  bool others_agree_ = true;
+};
+
+// A run of the doctor over one pair.
+class Examination {
+ public:
+  explicit Examination(const DoctorOptions& options) : options_(options) {}
+
+  absl::Status Run();
+  Report report;
+
+ private:
+  bool Stops() const { return options_.stop_at_first_failure && report.failed(); }
+  void Log(const std::string& line) const {
+    if (options_.log) options_.log(line);
+  }
+  absl::Status OpenBundle();
+  absl::Status CheckFiles();  // files, revisions, config; leaves target_ and drafter_ when they can be read
+  absl::Status CheckPrompts();
+  absl::Status ChooseSequences();
+  absl::Status ExamineDrafting();
+  absl::Status ExamineRounds();
+  absl::Status ExamineEngine();
+  absl::Status ExaminePreemption(const std::vector<int32_t>& prompt);
+  void CheckGoldenRuns(const std::vector<EngineRun>& runs, const std::vector<size_t>& prompts);
+  void CheckCounters(const std::vector<std::vector<EngineRun>>& waves);
+  GenerationRequest Request(const std::vector<int32_t>& prompt, int64_t max_tokens, bool stop) const;
+
+  const DoctorOptions& options_;
+  std::optional<GoldenBundle> bundle_;
+  std::optional<TargetConfig> target_config_;
+  std::optional<DraftConfig> draft_config_;
+  std::optional<TargetCheckpoint> target_;
+  std::optional<DraftCheckpoint> drafter_;
+  std::unique_ptr<DraftReference> reference_;
+  std::unique_ptr<Ranks> ranks_;
+  Checks checks_;
+
+  // The prompts that are drafted from, their anchors, and which of the bundle's they are.
+  std::vector<std::vector<int32_t>> prompts_;
+  std::vector<int32_t> anchors_;
+  std::vector<std::optional<size_t>> golden_;
+  std::vector<int32_t> long_prompt_;
+};
+
+absl::Status Examination::OpenBundle() {
+  std::string folder = options_.golden;
+  if (folder.empty() && std::filesystem::exists(options_.draft_model + "/golden/bundle.json"))
+    folder = options_.draft_model + "/golden";
+  if (folder.empty()) {
+    report.facts.emplace_back("golden", "none: config, taps, masks and positions cannot be checked");
+    return absl::OkStatus();
+  }
+  DFLASH_ASSIGN_OR_RETURN(bundle_, GoldenBundle::Open(folder));
+  report.facts.emplace_back("golden", absl::StrCat(folder, " (", bundle_->producer(), ")"));
+  return absl::OkStatus();
+}
+
+absl::Status Examination::CheckFiles() {
+  const ConfigOptions config_options = {.allow_unlisted_keys = options_.allow_unlisted_keys};
+  const auto fail = [&](const char* id, const absl::Status& status) {
+    report.Fail(id, std::string(status.message()), std::string(status.message()));
+    return absl::OkStatus();
+  };
+  absl::StatusOr<TargetConfig> target_config = TargetConfig::Load(options_.model, config_options);
+  if (!target_config.ok()) return fail("config", target_config.status());
+  absl::StatusOr<DraftConfig> draft_config = DraftConfig::Load(options_.draft_model, config_options);
+  if (!draft_config.ok()) return fail("config", draft_config.status());
+  if (absl::Status fits = draft_config->CheckFits(*target_config); !fits.ok()) return fail("config", fits);
+  target_config_ = *std::move(target_config);
+  draft_config_ = *std::move(draft_config);
+  absl::StatusOr<TargetCheckpoint> target = TargetCheckpoint::Open(options_.model, *target_config_);
+  if (!target.ok()) return fail("files", target.status());
+  absl::StatusOr<DraftCheckpoint> drafter = DraftCheckpoint::Open(options_.draft_model, *draft_config_);
+  if (!drafter.ok()) return fail("files", drafter.status());
+  target_ = *std::move(target);
+  drafter_ = *std::move(drafter);
+  report.facts.emplace_back("target",
+                            absl::StrCat(options_.model, ", revision ", target_->revision().substr(0, 12)));
+  report.facts.emplace_back(
+      "drafter", absl::StrCat(options_.draft_model, ", revision ", drafter_->revision().substr(0, 12)));
+  report.Pass("files", 0, 0, "the tensors that the configurations call for",
+              absl::StrCat("target ", target_->Summary(), "; drafter ", drafter_->Summary()));
+  reference_ = std::make_unique<DraftReference>(*draft_config_, *drafter_, *target_);
+  checks_.reference = reference_.get();
+  checks_.target_config = &*target_config_;
+  checks_.own = ContractOf(*draft_config_);
+
+  if (!bundle_) {
+    report.NotChecked("revisions", "needs a golden bundle");
+    report.NotChecked(
+        "config",
+        "needs a golden bundle: whoever reads the same keys with the same code shares its mistakes");
+    return absl::OkStatus();
+  }
+  const auto recorded = [](const Checkpoint& checkpoint, const std::map<std::string, std::string>& weights,
+                           std::vector<std::string>* different) -> absl::Status {
+    for (const auto& [name, digest] : weights) {
+      DFLASH_ASSIGN_OR_RETURN(const std::string own, TensorFingerprint(checkpoint, name));
+      if (own != digest) different->push_back(name);
+    }
+    return absl::OkStatus();
+  };
+  std::vector<std::string> of_target, of_drafter;
+  DFLASH_RETURN_IF_ERROR(recorded(*target_, bundle_->target_weights(), &of_target));
+  DFLASH_RETURN_IF_ERROR(recorded(*drafter_, bundle_->drafter_weights(), &of_drafter));
+  checks_.target_recorded = of_target.empty();
+  checks_.drafter_recorded = of_drafter.empty();
+  const size_t compared = bundle_->target_weights().size() + bundle_->drafter_weights().size();
+  if (compared == 0) {
+    report.NotChecked("revisions", "the bundle holds no fingerprints of weights");
+  } else if (report.Judge(
+                 "revisions", static_cast<double>(of_target.size() + of_drafter.size()), 0,
+                 absl::StrCat("fingerprints of ", compared, " tensors in the bundle"),
+                 of_target.empty() && of_drafter.empty()
+                     ? std::string("the weights are the recorded ones")
+                     : absl::StrCat("other weights than recorded: ",
+                                    of_target.empty() ? "" : "target " + absl::StrJoin(of_target, ", "),
+                                    of_target.empty() || of_drafter.empty() ? "" : "; ",
+                                    of_drafter.empty() ? "" : "drafter " + absl::StrJoin(of_drafter, ", ")),
+                 absl::StrCat(of_drafter.empty()  ? "the target's weights are"
+                              : of_target.empty() ? "the drafter's weights are"
+                                                  : "both models' weights are",
+                              " not those that the bundle was recorded with"))) {
+  } else {
+    report.Of("revisions").blame = Blame::kModel;
+  }
+  const std::string differences = Differences(checks_.own, bundle_->contract());
+  report.Judge(
+      "config", differences.empty() ? 0 : 1, 0, "literals of the golden bundle",
+      differences.empty()
+          ? std::string("taps, masks, windows, theta, mask id and block size are the recorded ones")
+          : differences,
+      differences.empty() ? std::string() : absl::StrCat("config.json says otherwise: ", differences));
+  return absl::OkStatus();
+}
+
+absl::Status Examination::CheckPrompts() {
+  const absl::StatusOr<Tokenizer> tokenizer = Tokenizer::Load(options_.model);
+  if (!tokenizer.ok()) {
+    report.Fail("tokenizer", std::string(tokenizer.status().message()), "the tokenizer cannot be read");
+    return absl::OkStatus();
+  }
+  checks_.vocabulary = tokenizer->vocabulary_size();
+  if (!bundle_) {
+    report.NotChecked("tokenizer", "needs a golden bundle");
+    report.NotChecked("template", "needs a golden bundle");
+    return absl::OkStatus();
+  }
+  int64_t texts = 0, wrong = 0;
+  std::string first;
+  for (size_t i = 0; i < bundle_->prompts().size(); ++i) {
+    const GoldenPrompt& prompt = bundle_->prompts()[i];
+    if (prompt.text.empty()) continue;
+    ++texts;
+    DFLASH_ASSIGN_OR_RETURN(const std::vector<int32_t> ids,
+                            tokenizer->Encode(prompt.text, AddedTokens::kParse));
+    if (ids == prompt.prompt_ids) continue;
+    const auto at =
+        std::mismatch(ids.begin(), ids.end(), prompt.prompt_ids.begin(), prompt.prompt_ids.end()).first -
+        ids.begin();
+    if (wrong++ == 0) first = absl::StrCat("; prompt ", i, " differs from token ", at);
+  }
+  if (texts == 0) {
+    report.NotChecked("tokenizer", "the bundle holds no texts");
+  } else {
+    report.Judge("tokenizer", static_cast<double>(wrong), 0,
+                 absl::StrCat("token ids of ", texts, " prompts in the bundle"),
+                 absl::StrCat(texts - wrong, " of ", texts, " prompts are the same tokens", first),
+                 "tokenizer.json of another revision, or added tokens that are read as text");
+  }
+
+  absl::StatusOr<ChatTemplate> chat_template = ChatTemplate::Load(options_.model);
+  int64_t chats = 0;
+  wrong = 0;
+  first.clear();
+  std::string cause = "another chat template than the bundle's";
+  for (size_t i = 0; i < bundle_->prompts().size(); ++i) {
+    const GoldenPrompt& prompt = bundle_->prompts()[i];
+    if (!prompt.chat || prompt.text.empty()) continue;
+    if (!chat_template.ok()) {
+      report.Fail("template", std::string(chat_template.status().message()),
+                  "the chat template cannot be read");
+      return absl::OkStatus();
+    }
+    ++chats;
+    const auto render = [&](std::optional<bool> thinking) -> absl::StatusOr<std::string> {
+      ChatOptions chat_options;
+      chat_options.enable_thinking = thinking;
+      DFLASH_ASSIGN_OR_RETURN(RenderedChat rendered,
+                              chat_template->Render(prompt.chat->messages, nullptr, chat_options));
+      return std::move(rendered.text);
+    };
+    std::optional<bool> thinking = prompt.chat->enable_thinking;
+    if (!options_.defect.empty()) DFLASH_RETURN_IF_ERROR(PlantDefect(options_.defect, thinking));
+    DFLASH_ASSIGN_OR_RETURN(const std::string text, render(thinking));
+    if (text == prompt.text) continue;
+    if (wrong++ == 0) {
+      const auto at = std::mismatch(text.begin(), text.end(), prompt.text.begin(), prompt.text.end()).first -
+                      text.begin();
+      first = absl::StrCat("; prompt ", i, " differs from byte ", at);
+    }
+    // Is it the prompt as the other thinking flag renders it?
+    const bool flag = prompt.chat->enable_thinking.value_or(true);
+    const absl::StatusOr<std::string> other = render(!flag);
+    if (other.ok() && text == *other) {
+      cause = absl::StrCat("the thinking flag is ", flag ? "off" : "on", " where the bundle has it ",
+                           flag ? "on" : "off");
+    }
+  }
+  if (chats == 0) {
+    report.NotChecked("template", "the bundle holds no chats");
+  } else {
+    report.Judge("template", static_cast<double>(wrong), 0,
+                 absl::StrCat("texts of ", chats, " chats in the bundle"),
+                 absl::StrCat(chats - wrong, " of ", chats, " chats are rendered alike", first), cause);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Examination::ChooseSequences() {
+  const int64_t block = draft_config_->block_size;
+  const auto fits = [&](size_t length) {
+    return static_cast<int64_t>(length) + block <= options_.max_context_tokens;
+  };
+  std::vector<int32_t> all;
+  if (bundle_) {
+    for (size_t i = 0; i < bundle_->prompts().size(); ++i) {
+      const GoldenPrompt& prompt = bundle_->prompts()[i];
+      all.insert(all.end(), prompt.prompt_ids.begin(), prompt.prompt_ids.end());
+      if (!bundle_->HasTensors(i) || !fits(prompt.prompt_ids.size())) continue;
+      prompts_.push_back(prompt.prompt_ids);
+      anchors_.push_back(prompt.output_ids[0]);
+      golden_.emplace_back(i);
+    }
+  } else {
+    DFLASH_ASSIGN_OR_RETURN(const Tokenizer tokenizer, Tokenizer::Load(options_.model));
+    for (const char* text : kBuiltInPrompts) {
+      DFLASH_ASSIGN_OR_RETURN(std::vector<int32_t> ids, tokenizer.Encode(text, AddedTokens::kAsText));
+      all.insert(all.end(), ids.begin(), ids.end());
+    }
+  }
+  for (const int32_t id : all) {
+    if (id >= target_config_->vocab_size)
+      return absl::InvalidArgumentError(absl::StrCat("the golden bundle has token id ", id,
+                                                     ", the target's vocab_size is ",
+                                                     target_config_->vocab_size));
+  }
+  // First a prompt that no window reaches, so that it shows causality alone.
+  int64_t window = options_.max_context_tokens;
+  int64_t longest_window = 0;
+  for (const DraftLayerMask& mask : (bundle_ ? bundle_->contract() : checks_.own).layers) {
+    if (mask.window > 0) window = std::min(window, mask.window);
+    longest_window = std::max(longest_window, mask.window);
+  }
+  const int64_t brief = std::clamp<int64_t>(window - block, 2, 24);
+  prompts_.insert(prompts_.begin(),
+                  {all.begin(), all.begin() + std::min<int64_t>(brief, static_cast<int64_t>(all.size()))});
+  anchors_.insert(anchors_.begin(), all[all.size() / 2]);
+  golden_.insert(golden_.begin(), std::nullopt);
+  // Then one that is longer than every window, not a whole number of pages, and in more than two pieces.
+  const int64_t length =
+      std::min(std::max<int64_t>(longest_window + 77, 147), options_.max_context_tokens - block);
+  while (static_cast<int64_t>(long_prompt_.size()) < length) {
+    const int64_t count = std::min<int64_t>(static_cast<int64_t>(all.size()),
+                                            length - static_cast<int64_t>(long_prompt_.size()));
+    long_prompt_.insert(long_prompt_.end(), all.begin(), all.begin() + count);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Examination::ExamineDrafting() {
+  Log("draft passes");
+  Checks::Sequences sequences;
+  sequences.golden = golden_;
+  for (size_t i = 0; i < prompts_.size(); ++i) {
+    DFLASH_ASSIGN_OR_RETURN(SequenceRecord record, ranks_->Measure<SequenceRecord>([&](Probe& probe) {
+      return probe.RunSequence(prompts_[i], anchors_[i], kPageTokens);
+    }));
+    sequences.records.push_back(std::move(record));
+  }
+  std::vector<int32_t> changed = prompts_[0];
+  sequences.perturbed_at = static_cast<int64_t>(changed.size()) / 2;
+  int32_t& token = changed[static_cast<size_t>(sequences.perturbed_at)];
+  token = static_cast<int32_t>((token + 1) % checks_.vocabulary);
+  DFLASH_ASSIGN_OR_RETURN(sequences.perturbed, ranks_->Measure<SequenceRecord>([&](Probe& probe) {
+    return probe.RunSequence(changed, anchors_[0], kPageTokens);
+  }));
+  DFLASH_RETURN_IF_ERROR(checks_.CheckTarget(sequences));
+  DFLASH_RETURN_IF_ERROR(checks_.CheckTaps(sequences));
+  DFLASH_RETURN_IF_ERROR(checks_.CheckContext(sequences));
+  DFLASH_RETURN_IF_ERROR(checks_.CheckBlock(sequences));
+  if (Stops()) return absl::OkStatus();
+
+  Log("long context, chunks, company");
+  const int32_t anchor = long_prompt_.back();
+  SequenceRecord whole, chunked;
+  for (const bool in_one : {true, false}) {
+    DFLASH_ASSIGN_OR_RETURN((in_one ? whole : chunked), ranks_->Measure<SequenceRecord>([&](Probe& probe) {
+      return probe.RunSequence(long_prompt_, anchor,
+                               in_one ? std::max<int64_t>(kPrefillTokens, kPageTokens) : kPageTokens);
+    }));
+  }
+  DFLASH_RETURN_IF_ERROR(checks_.CheckLongContext(whole, chunked, sequences.records[0]));
+  DFLASH_ASSIGN_OR_RETURN(const Rows output, checks_.OutputForMask());
+  const bool forced = output.rows == 1;
+  const Rows replacement = forced ? output : Rows(1, target_config_->hidden_size);
+  const std::vector<const SequenceRecord*> alone = {&sequences.records[0], &chunked};
+  DFLASH_ASSIGN_OR_RETURN(const Probe::Together together, ranks_->Measure<Probe::Together>([&](Probe& probe) {
+    return probe.RunTogether(alone, replacement);
+  }));
+  DFLASH_RETURN_IF_ERROR(checks_.CheckTogether(together, alone, forced));
+  return checks_.CheckDraftLogits(sequences);
+}
+
+absl::Status Examination::ExamineRounds() {
+  Log("rounds with a wrong draft at every depth");
+  DFLASH_ASSIGN_OR_RETURN(const RoundsRecord rounds, ranks_->Measure<RoundsRecord>([&](Probe& probe) {
+    return probe.RunRounds(prompts_[0], anchors_[0]);
+  }));
+  std::vector<int32_t> rows = {anchors_[0]};
+  rows.insert(rows.end(), rounds.continuation.begin(),
+              rounds.continuation.begin() + draft_config_->block_size - 1);
+  DFLASH_ASSIGN_OR_RETURN(
+      const Probe::VerifyRecord verify,
+      ranks_->Measure<Probe::VerifyRecord>([&](Probe& probe) { return probe.RunVerify(prompts_[0], rows); }));
+  checks_.CheckVerifyRows(verify);
+  checks_.CheckRounds(rounds, draft_config_->block_size);
+  return absl::OkStatus();
+}
+
+GenerationRequest Examination::Request(const std::vector<int32_t>& prompt, int64_t max_tokens,
+                                       bool stop) const {
+  GenerationRequest request;
+  request.prompt_tokens = prompt;
+  request.max_tokens = max_tokens;
+  if (stop) request.stop_token_ids = ranks_->leader().generation.eos_token_ids;
+  return request;
+}
+
+void Examination::CheckGoldenRuns(const std::vector<EngineRun>& runs, const std::vector<size_t>& prompts) {
+  struct Kind {
+    double ours = 0, golden = 0, rounds = 0, golden_rounds = 0;
+  };
+  std::map<std::string, Kind> kinds;
+  int64_t other_text = 0, bad_prompts = 0;
+  double accepted = 0, rounds = 0, first_drafts = 0;
+  bool recorded = false;
+  for (size_t i = 0; i < runs.size(); ++i) {
+    for (const RoundReport& round : runs[i].rounds) {
+      accepted += round.accepted;
+      first_drafts += round.accepted > 0;
+    }
+    rounds += static_cast<double>(runs[i].rounds.size());
+    if (!bundle_) continue;
+    const GoldenPrompt& golden = bundle_->prompts()[prompts[i]];
+    other_text += runs[i].tokens != golden.output_ids;
+    if (golden.acceptance_lengths.empty()) continue;
+    recorded = true;
+    Kind& kind = kinds[golden.kind];
+    double of_prompt = 0;
+    for (const int64_t length : golden.acceptance_lengths) of_prompt += static_cast<double>(length);
+    kind.golden += of_prompt;
+    kind.golden_rounds += static_cast<double>(golden.acceptance_lengths.size());
+    for (const RoundReport& round : runs[i].rounds) kind.ours += round.accepted + 1;
+    kind.rounds += static_cast<double>(runs[i].rounds.size());
+    const double mean = of_prompt / static_cast<double>(golden.acceptance_lengths.size());
+    bad_prompts += runs[i].tokens_per_round() < 0.5 * mean;
+  }
+  const double mean = rounds == 0 ? 0 : 1 + accepted / rounds;
+  const double first = rounds == 0 ? 0 : first_drafts / rounds;
+  report.facts.emplace_back(
+      "acceptance", absl::StrFormat("%.2f tokens per round over %.0f rounds, first draft accepted in %.0f%%",
+                                    mean, rounds, 100 * first));
+  if (!recorded) {
+    report.NotChecked("end-to-end",
+                      absl::StrFormat("needs recorded acceptance; seen: %.2f tokens per round", mean));
+    // Whatever the text, a drafter that knows this target guesses the next token better than that.
+    if (rounds >= 20 && first < 0.05) {
+      report.Fail(
+          "end-to-end",
+          absl::StrFormat("%.2f tokens per round; the first draft is accepted in %.0f%% of %.0f rounds", mean,
+                          100 * first, rounds),
+          absl::StrFormat("the drafter does not know this target: %.2f tokens per round", mean),
+          Blame::kModel);
+      report.Of("end-to-end").compared = "chance";
+    }
+    return;
+  }
+  double loss = 0;
+  std::vector<std::string> lines;
+  for (const auto& [name, kind] : kinds) {
+    const double ours = kind.ours / std::max(kind.rounds, 1.0), golden = kind.golden / kind.golden_rounds;
+    loss = std::max(loss, 1 - ours / golden);
+    lines.push_back(absl::StrFormat("%s %.2f, recorded %.2f", name, ours, golden));
+  }
+  const std::string detail = absl::StrCat(
+      "tokens per round: ", absl::StrJoin(lines, "; "),
+      other_text == 0 ? "" : absl::StrCat("; ", other_text, " prompts have another text"),
+      bad_prompts == 0 ? "" : absl::StrCat("; ", bad_prompts, " prompts have less than half of it"));
+  const bool same_text = checks_.gates.golden < 1e-2 && checks_.target_recorded;
+  if (same_text && other_text > 0) {
+    report.Fail("end-to-end", detail, "the target's text is not the recorded one");
+    return;
+  }
+  if (report.Judge("end-to-end", loss, 0.05, "recorded acceptance per kind of text, relative loss", detail,
+                   report.failed() ? "the first failure above" : "not explained by any interface above")) {
+    return;
+  }
+  if (!checks_.drafter_recorded || bundle_->drafter_weights().empty()) {
+    Finding& finding = report.Of("end-to-end");
+    finding.blame = Blame::kModel;
+    finding.cause = absl::StrFormat(
+        "this drafter drafts badly for this target: %.2f tokens per round, with weights that are not the "
+        "recorded "
+        "ones (random, trained for another target, or for other text)",
+        mean);
+  }
+}
+
+void Examination::CheckCounters(const std::vector<std::vector<EngineRun>>& waves) {
+  int64_t requests = 0, wrong = 0;
+  for (const auto& wave : waves) {
+    for (const EngineRun& run : wave) {
+      ++requests;
+      int64_t drafted = 0, accepted = 0, rounds = 0;
+      for (const RoundReport& round : run.rounds) {
+        drafted += round.drafted;
+        accepted += round.accepted;
+        rounds += round.drafted > 0;
+      }
+      const FinishedReport& total = run.finished;
+      const auto sum = [](const std::vector<int64_t>& list) {
+        return std::accumulate(list.begin(), list.end(), int64_t{0});
+      };
+      wrong += total.drafted_tokens != drafted || total.accepted_tokens != accepted ||
+               total.rounds != rounds || sum(total.drafted_per_position) != drafted ||
+               sum(total.accepted_per_position) != accepted;
+    }
+  }
+  report.Judge("metrics", static_cast<double>(wrong), 0,
+               "sums over positions = drafts and accepted drafts, bonus left out",
+               absl::StrCat(wrong, " of ", requests, " requests miscounted"),
+               "per-position counters and totals disagree");
+}
+
+// Three requests that outgrow the pages together, and each of them alone.
+absl::Status Examination::ExaminePreemption(const std::vector<int32_t>& prompt) {
+  std::vector<int32_t> start = prompt;
+  start.resize(std::min<size_t>(start.size(), kPageTokens / 2));
+  Probe::Wave together;
+  std::vector<Probe::Wave> alone;
+  for (size_t i = 0; i < 3; ++i) {
+    start.back() = prompt[i % prompt.size()];
+    together.push_back(Request(start, 2 * kPageTokens, false));
+    alone.push_back({together.back()});
+  }
+  // A page each to begin with and one more: two of the three can finish only after another one gave way.
+  constexpr int64_t kPages = 4;
+  DFLASH_ASSIGN_OR_RETURN(const Probe::EngineRuns crowded,
+                          ranks_->Measure<Probe::EngineRuns>([&](Probe& probe) {
+                            return probe.RunEngine({together}, kPrefillTokens, kPages);
+                          }));
+  if (crowded.preemptions == 0) {
+    report.Skip("preemption", "no request was preempted");
+    return absl::OkStatus();
+  }
+  DFLASH_ASSIGN_OR_RETURN(const Probe::EngineRuns single,
+                          ranks_->Measure<Probe::EngineRuns>(
+                              [&](Probe& probe) { return probe.RunEngine(alone, kPrefillTokens); }));
+  int64_t different = 0;
+  for (size_t i = 0; i < alone.size(); ++i) different += !SameRounds(crowded.waves[0][i], single.waves[i][0]);
+  report.Judge("preemption", static_cast<double>(different), 0, "each request alone",
+               absl::StrCat(different, " of ", alone.size(), " requests have another text or other rounds; ",
+                            crowded.preemptions, " preemptions"),
+               "what is restored after a preemption is not what was given up");
+  return absl::OkStatus();
+}
+
+absl::Status Examination::ExamineEngine() {
+  Log("generation");
+  Group& leader = ranks_->leader();
+  std::vector<std::vector<int32_t>> texts;
+  std::vector<size_t> numbers;
+  std::vector<int64_t> budgets;
+  if (bundle_) {
+    for (size_t i = 0;
+         i < bundle_->prompts().size() && static_cast<int64_t>(texts.size()) < options_.max_prompts; ++i) {
+      const GoldenPrompt& prompt = bundle_->prompts()[i];
+      const auto budget = static_cast<int64_t>(prompt.output_ids.size());
+      if (static_cast<int64_t>(prompt.prompt_ids.size()) + budget > leader.max_context_tokens) continue;
+      texts.push_back(prompt.prompt_ids);
+      numbers.push_back(i);
+      budgets.push_back(budget);
+    }
+  } else {
+    const auto length = static_cast<int64_t>(long_prompt_.size());
+    for (const int64_t part : {length / 3, length / 2, length}) {
+      texts.emplace_back(long_prompt_.begin(), long_prompt_.begin() + part);
+      budgets.push_back(std::min<int64_t>(64, leader.max_context_tokens - part));
+    }
+  }
+  if (texts.empty()) return absl::InvalidArgumentError("no golden prompt fits into the context");
+  const int64_t block = draft_config_->block_size;
+  const std::vector<int32_t>& brief = texts[0];
+  const std::vector<int32_t>& other = texts.back();
+  const int64_t room =
+      std::min<int64_t>(block + 1, leader.max_context_tokens - static_cast<int64_t>(brief.size()));
+  std::vector<Probe::Wave> waves(6);
+  for (size_t i = 0; i < texts.size(); ++i) waves[0].push_back(Request(texts[i], budgets[i], true));
+  // Cold, something else in between, and again: a prefix cache may have hit.
+  waves[1] = {Request(texts[0], budgets[0], true)};
+  waves[2] = {Request(other, 8, true)};
+  waves[3] = {Request(texts[0], budgets[0], true)};
+  for (const SpeculationMode mode : {SpeculationMode::kDFlash, SpeculationMode::kOff}) {
+    for (const std::vector<int32_t>* prompt : {&brief, &other}) {
+      GenerationRequest request = Request(*prompt, std::min<int64_t>(32, budgets[0]), false);
+      request.sampling = {.temperature = 0.7f, .top_k = 20, .top_p = 0.9f, .seed = 20};
+      request.speculation = mode;
+      waves[4].push_back(std::move(request));
+    }
+  }
+  for (int64_t tokens = 1; tokens <= room; ++tokens) waves[5].push_back(Request(brief, tokens, false));
+  waves[5].push_back(Request(brief, room, false));
+  waves[5].back().speculation = SpeculationMode::kOff;
+  DFLASH_ASSIGN_OR_RETURN(const Probe::EngineRuns measured,
+                          ranks_->Measure<Probe::EngineRuns>(
+                              [&](Probe& probe) { return probe.RunEngine(waves, kPrefillTokens); }));
+  const std::vector<std::vector<EngineRun>>& runs = measured.waves;
+
+  if (ranks_->size() == 1) {
+    report.Skip("ranks", "one rank");
+  } else {
+    report.Judge("ranks", ranks_->others_agree() ? 0 : 1, 0,
+                 absl::StrCat("tokens and rounds of rank 0, ", ranks_->size(), " ranks"),
+                 "every request of the engine",
+                 "ranks decide for themselves, or sums differ from rank to rank");
+  }
+  DFLASH_RETURN_IF_ERROR(ExaminePreemption(brief));
+
+  const EngineRun& cold = runs[1][0];
+  const EngineRun& again = runs[3][0];
+  if (report.Of("prefix").outcome == Outcome::kPass) {
+    const bool same = SameRounds(cold, again);
+    report.Judge(
+        "prefix", same ? 0 : 1, 0, "the same prompt before, another one in between",
+        absl::StrFormat("%.2f tokens per round before, %.2f again; %d of %d prompt tokens came from a cache",
+                        cold.tokens_per_round(), again.tokens_per_round(), again.started.cached_tokens,
+                        again.started.prompt_tokens),
+        "the restored prefix has no drafter context, or another request's");
+  }
+
+  int64_t different = 0;
+  for (size_t i = 0; i < 2; ++i) different += runs[4][i].tokens != runs[4][i + 2].tokens;
+  report.Judge("sampling", static_cast<double>(different), 0, "the same seed without drafts",
+               absl::StrCat(different, " of 2 sampled texts differ (temperature 0.7, top-k 20, top-p 0.9)"),
+               "noise is not keyed by position, or accepted drafts are not what the target samples");
+  const std::vector<int32_t>& plain = runs[5].back().tokens;
+  int64_t cut = 0;
+  for (int64_t tokens = 1; tokens <= room; ++tokens) {
+    const std::vector<int32_t>& ours = runs[5][static_cast<size_t>(tokens - 1)].tokens;
+    cut +=
+        static_cast<int64_t>(ours.size()) != tokens || !std::equal(ours.begin(), ours.end(), plain.begin());
+  }
+  report.Judge("limits", static_cast<double>(cut), 0, "the same text without drafts",
+               absl::StrCat(cut, " of ", room, " token limits, 1 to ", room, ", change the text"),
+               "rows beyond the limit are emitted, or the block is cut before it is drafted");
+  CheckCounters(runs);
+  CheckGoldenRuns(runs[0], numbers);
+  return absl::OkStatus();
+}
+
+absl::Status Examination::Run() {
+  if (options_.ranks < 1 || options_.ranks > 8) return absl::InvalidArgumentError("ranks must be in [1, 8]");
+  if (options_.max_context_tokens < 512)
+    return absl::InvalidArgumentError("the doctor needs a context of 512 tokens");
+  checks_.report = &report;
+  DFLASH_RETURN_IF_ERROR(OpenBundle());
+  if (bundle_) checks_.bundle = &*bundle_;
+  DFLASH_RETURN_IF_ERROR(CheckFiles());
+  report.facts.emplace_back("backend",
+                            absl::StrCat(BackendName(), ", activations in ", Name(ActivationDType()), ", ",
+                                         options_.ranks, options_.ranks == 1 ? " rank" : " ranks"));
+  if (!options_.defect.empty()) report.facts.emplace_back("planted", options_.defect);
+  if (!target_ || !drafter_) return absl::OkStatus();
+  checks_.gates = GatesFor(ActivationDType());
+  checks_.ranks = options_.ranks;
+  DFLASH_RETURN_IF_ERROR(CheckPrompts());
+  if (Stops() || checks_.vocabulary == 0) return absl::OkStatus();
+  // A configuration that reads otherwise than recorded would have the masks of other layers compared.
+  if (bundle_ && (bundle_->contract().layers.size() != checks_.own.layers.size() ||
+                  bundle_->contract().block_size != checks_.own.block_size)) {
+    return absl::OkStatus();
+  }
+  DFLASH_RETURN_IF_ERROR(ChooseSequences());
+  Log("loading");
+  DFLASH_ASSIGN_OR_RETURN(ranks_, Ranks::Load(options_));
+  DFLASH_RETURN_IF_ERROR(ExamineDrafting());
+  if (Stops()) return absl::OkStatus();
+  DFLASH_RETURN_IF_ERROR(ExamineRounds());
+  if (Stops()) return absl::OkStatus();
+  return ExamineEngine();
+}
+
+}  // namespace
+
+absl::StatusOr<Report> RunDoctor(const DoctorOptions& options) {
+  const absl::Time start = absl::Now();
+  Examination examination(options);
+  DFLASH_RETURN_IF_ERROR(examination.Run());
+  examination.report.seconds = absl::ToDoubleSeconds(absl::Now() - start);
+  return std::move(examination.report);
+}
+
+absl::Status RecordBundle(const DoctorOptions& options, const std::string& folder, int64_t tensor_prompts,
+                          int64_t max_tokens) {
+  DFLASH_ASSIGN_OR_RETURN(const GoldenBundle from, GoldenBundle::Open(options.golden));
+  DFLASH_ASSIGN_OR_RETURN(const TargetConfig target_config, TargetConfig::Load(options.model));
+  DFLASH_ASSIGN_OR_RETURN(const DraftConfig draft_config, DraftConfig::Load(options.draft_model));
+  DFLASH_ASSIGN_OR_RETURN(const TargetCheckpoint target,
+                          TargetCheckpoint::Open(options.model, target_config));
+  DFLASH_ASSIGN_OR_RETURN(const DraftCheckpoint drafter,
+                          DraftCheckpoint::Open(options.draft_model, draft_config));
+  RecordedBundle bundle;
+  bundle.producer = absl::StrCat("dflashd, ", BackendName());
+  bundle.contract = ContractOf(draft_config);
+  for (const std::string& name : FingerprintedTargetTensors()) {
+    DFLASH_ASSIGN_OR_RETURN(bundle.target_weights[name], TensorFingerprint(target, name));
+  }
+  for (const std::string& name : FingerprintedDrafterTensors()) {
+    DFLASH_ASSIGN_OR_RETURN(bundle.drafter_weights[name], TensorFingerprint(drafter, name));
+  }
+  DoctorOptions one = options;
+  one.ranks = 1;
+  DFLASH_ASSIGN_OR_RETURN(const std::unique_ptr<Ranks> ranks, Ranks::Load(one));
+  Probe::Wave requests;
+  for (const GoldenPrompt& prompt : from.prompts()) {
+    GenerationRequest request;
+    request.prompt_tokens = prompt.prompt_ids;
+    request.max_tokens = max_tokens;
+    request.stop_token_ids = ranks->leader().generation.eos_token_ids;
+    requests.push_back(std::move(request));
+  }
+  DFLASH_ASSIGN_OR_RETURN(const Probe::EngineRuns runs, ranks->Measure<Probe::EngineRuns>([&](Probe& probe) {
+    return probe.RunEngine({requests}, kPrefillTokens);
+  }));
+  bundle.prompts = from.prompts();
+  for (size_t i = 0; i < bundle.prompts.size(); ++i) {
+    GoldenPrompt& prompt = bundle.prompts[i];
+    prompt.output_ids = runs.waves[0][i].tokens;
+    prompt.acceptance_lengths.clear();
+    for (const RoundReport& round : runs.waves[0][i].rounds)
+      prompt.acceptance_lengths.push_back(round.accepted + 1);
+  }
+  // The tensors, of the prompts that have them in the bundle that the prompts come from, else of the first
+  // ones.
+  std::vector<size_t> chosen;
+  for (size_t i = 0; i < bundle.prompts.size(); ++i) {
+    if (from.HasTensors(i)) chosen.push_back(i);
+  }
+  for (size_t i = 0; i < bundle.prompts.size() && chosen.empty(); ++i) chosen.push_back(i);
+  if (static_cast<int64_t>(chosen.size()) > tensor_prompts)
+    chosen.resize(static_cast<size_t>(tensor_prompts));
+  for (const size_t i : chosen) {
+    const GoldenPrompt& prompt = bundle.prompts[i];
+    DFLASH_ASSIGN_OR_RETURN(const SequenceRecord record, ranks->Measure<SequenceRecord>([&](Probe& probe) {
+      return probe.RunSequence(prompt.prompt_ids, prompt.output_ids.at(0), kPageTokens);
+    }));
+    const std::string prefix = absl::StrCat("p", i, ".");
+    Rows states;
+    for (const Rows& state : record.hidden_states) states.Append(state);
+    bundle.tensors.push_back(
+        {prefix + "hidden_states",
+         {static_cast<int64_t>(record.hidden_states.size()), record.hidden_states[0].rows, states.cols},
+         states.values});
+    bundle.tensors.push_back({prefix + "last_logits", {record.last_logits.cols}, record.last_logits.values});
+    const auto last16 = [&](const char* name, const Rows& rows) {
+      const int64_t count = std::min<int64_t>(16, rows.rows);
+      bundle.tensors.push_back(
+          {prefix + name, {count, rows.cols}, rows.Slice(rows.rows - count, count).values});
+    };
+    last16("taps_last16", record.taps);
+    last16("context_feature_last16", record.features);
+    bundle.tensors.push_back({prefix + "draft_logits",
+                              {record.pass.logits.rows, record.pass.logits.cols},
+                              record.pass.logits.values});
+  }
+  return WriteBundle(bundle, folder);
+}
+
+}  // namespace dflash::doctor

@@ -1,0 +1,127 @@
+// Golden bundles: what another implementation computed for a pair of checkpoints, in a folder that any engine
+// can write. The format is docs/golden-bundle.md; tools/reference/record_golden.py writes it from PyTorch,
+// `dflashctl golden record` from this program.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "nlohmann/json.hpp"
+#include "tools/doctor/rows.h"
+#include "worker/model/checkpoint.h"
+#include "worker/model/draft_config.h"
+#include "worker/model/safetensors.h"
+
+namespace dflash::doctor {
+
+// How the drafter has to be read, as literals.
+struct ExpectedContract {
+  std::vector<int32_t> taps;  // target_layer_ids
+  int32_t mask_token_id = 0;
+  int64_t block_size = 0;
+  double rope_theta = 0;
+  double rotary_fraction = 1;
+  double rms_norm_eps = 0;
+  std::vector<DraftLayerMask> layers;
+
+  bool operator==(const ExpectedContract&) const = default;
+};
+// What our reader of config.json says.
+ExpectedContract ContractOf(const DraftConfig& config);
+// "taps 1,3,5 and not 0,2,4; ..."; empty when they are equal.
+std::string Differences(const ExpectedContract& actual, const ExpectedContract& expected);
+
+struct GoldenChat {
+  nlohmann::ordered_json messages;
+  std::optional<bool> enable_thinking;
+};
+
+struct GoldenPrompt {
+  std::string kind;  // "chat", "code", ...: means are taken per kind
+  std::string text;  // rendered; may be empty
+  std::vector<int32_t> prompt_ids;
+  std::vector<int32_t> output_ids;          // greedy
+  std::vector<int64_t> acceptance_lengths;  // accepted + 1 per round; may be empty
+  std::optional<GoldenChat> chat;           // what `text` was rendered from
+};
+
+class GoldenBundle {
+ public:
+  // Reads everything but the tensors. Errors, naming file and key: NotFound; InvalidArgument for a file that
+  // is not a bundle, a key that is missing, unknown or out of range; those of SafetensorsFile::Open.
+  static absl::StatusOr<GoldenBundle> Open(const std::string& folder);
+
+  const std::string& folder() const { return folder_; }
+  const std::string& producer() const { return producer_; }
+  const ExpectedContract& contract() const { return contract_; }
+  const std::vector<GoldenPrompt>& prompts() const { return prompts_; }
+  // Fingerprints of tensors by canonical name (TensorFingerprint); empty: not recorded.
+  const std::map<std::string, std::string>& target_weights() const { return target_weights_; }
+  const std::map<std::string, std::string>& drafter_weights() const { return drafter_weights_; }
+
+  bool HasTensor(size_t prompt, const std::string& name) const;
+  bool HasTensors(size_t prompt) const;  // any
+  // A tensor as a matrix, its last dimension being the columns. NotFound; InvalidArgument unless it is F32.
+  absl::StatusOr<Rows> Tensor(size_t prompt, const std::string& name) const;
+
+ private:
+  explicit GoldenBundle(SafetensorsFile tensors) : tensors_(std::move(tensors)) {}
+
+  std::string folder_, producer_;
+  ExpectedContract contract_;
+  std::vector<GoldenPrompt> prompts_;
+  std::map<std::string, std::string> target_weights_, drafter_weights_;
+  SafetensorsFile tensors_;
+};
+
+// What a recorder hands over.
+struct RecordedBundle {
+  std::string producer;
+  ExpectedContract contract;
+  std::vector<GoldenPrompt> prompts;
+  std::map<std::string, std::string> target_weights, drafter_weights;
+  struct Tensor {
+    std::string name;  // "p0.taps_last16"
+    std::vector<int64_t> shape;
+    std::vector<double> values;
+  };
+  std::vector<Tensor> tensors;
+};
+// Writes a new folder. AlreadyExists; Unavailable when it cannot be written.
+absl::Status WriteBundle(const RecordedBundle& bundle, const std::string& folder);
+
+// SHA-256 over the tensor's size in bytes (8 bytes, little-endian) and its bytes as stored.
+absl::StatusOr<std::string> TensorFingerprint(const Checkpoint& checkpoint, const std::string& name);
+// The tensors whose fingerprints a bundle holds.
+std::vector<std::string> FingerprintedTargetTensors();
+std::vector<std::string> FingerprintedDrafterTensors();
+
+// Compares two bundles in the order of the interfaces. A line per thing compared; the first that differs is
+// named.
+struct BundleComparison {
+  struct Line {
+    std::string what;       // "taps of prompt 3"
+    std::string interface;  // id of Interfaces()
+    double error = 0;       // max |a - b| / rms(b); of lists: share of entries that differ
+    double limit = 0;
+    bool differs() const { return !(error <= limit); }
+  };
+  std::vector<Line> lines;
+  // Null: none.
+  const Line* first_difference() const {
+    const auto found =
+        std::find_if(lines.begin(), lines.end(), [](const Line& line) { return line.differs(); });
+    return found == lines.end() ? nullptr : &*found;
+  }
+};
+// limit: of the errors of tensors. Errors: those of Tensor.
+absl::StatusOr<BundleComparison> CompareBundles(const GoldenBundle& actual, const GoldenBundle& expected,
+                                                double limit);
+
+}  // namespace dflash::doctor

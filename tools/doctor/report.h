@@ -1,0 +1,108 @@
+// What the doctor found: one finding per interface at which target and drafter can diverge, in the order in
+// which they are walked, and a verdict. The interfaces and their numbers are those of docs/spec/dflash.md
+// "Interfaces at which an integration can diverge"; docs/diagnosing-acceptance.md explains how to read it.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace dflash::doctor {
+
+// What a finding was held against.
+enum class Oracle : uint8_t {
+  kOwnPath,  // our double-precision path, which reads weights as stored and shares no code with the serving
+             // path but the readers of files
+  kBundle,   // a golden bundle: literals and tensors of another implementation
+  kLiteral,  // what must hold whatever the model
+  kSelf      // the serving path itself, run another way: the results must be the same bits
+};
+
+enum class Outcome : uint8_t {
+  kPass,
+  kFail,
+  kSkipped,     // does not apply here: one rank, a part that is not built, weights that were never recorded
+  kNotChecked,  // needs a golden bundle, or was not reached
+};
+
+// Whose fault a failure is.
+enum class Blame : uint8_t { kIntegration, kModel };
+
+// An interface, whatever was found there.
+struct Interface {
+  const char* id;
+  const char* numbers;  // of the list in docs/spec/dflash.md
+  const char* title;
+  Oracle oracle;
+  const char* meaning;  // of a failure
+  const char* look_at;  // setting or code
+};
+
+// All of them, in order.
+std::span<const Interface> Interfaces();
+
+struct Finding {
+  const Interface* interface = nullptr;
+  Outcome outcome = Outcome::kNotChecked;
+  Blame blame = Blame::kIntegration;  // of a failure
+  // The measured number; NaN: there is none.
+  double measured = std::numeric_limits<double>::quiet_NaN();
+  double limit = std::numeric_limits<double>::quiet_NaN();
+  std::string compared;  // with what
+  std::string detail;    // what was seen
+  std::string cause;     // of a failure: the most probable one
+};
+
+enum class VerdictKind : uint8_t {
+  kHealthy,      // everything passed or does not apply
+  kIncomplete,   // nothing failed, but not everything was checked
+  kModel,        // the integration is right, the drafter is bad at this target's text
+  kIntegration,  // the first failing interface says where to look
+};
+
+struct Verdict {
+  VerdictKind kind = VerdictKind::kIncomplete;
+  const Finding* first_failure = nullptr;
+  std::string text;  // one paragraph
+};
+
+class Report {
+ public:
+  Report();  // every interface kNotChecked, "not reached"
+
+  // The finding of an interface; its id must be one of Interfaces().
+  Finding& Of(std::string_view id);
+  const Finding& Of(std::string_view id) const;
+  void Pass(std::string_view id, double measured, double limit, std::string compared, std::string detail);
+  // Passes when measured <= limit, and fails with `cause` otherwise.
+  bool Judge(std::string_view id, double measured, double limit, std::string compared, std::string detail,
+             std::string cause);
+  void Fail(std::string_view id, std::string detail, std::string cause, Blame blame = Blame::kIntegration);
+  void Skip(std::string_view id, std::string why);
+  void NotChecked(std::string_view id, std::string why);
+
+  const std::vector<Finding>& findings() const { return findings_; }
+  bool failed() const;
+  const Verdict verdict() const;
+
+  // Facts for the heading: model folders, backend, ranks, bundle.
+  std::vector<std::pair<std::string, std::string>> facts;
+  double seconds = 0;
+
+  std::string ToText(bool colours) const;
+  std::string ToJson() const;
+  // 0: nothing failed. 1: the integration is broken. 5: the drafter is bad.
+  int ExitCode() const;
+
+ private:
+  std::vector<Finding> findings_;
+};
+
+const char* Name(Outcome outcome);
+const char* Name(Oracle oracle);
+const char* Name(VerdictKind kind);
+
+}  // namespace dflash::doctor

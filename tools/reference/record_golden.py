@@ -1,0 +1,255 @@
+#!/usr/bin/env python3
+"""Records a golden bundle (docs/golden-bundle.md) of a pair of checkpoints: target and drafter in PyTorch, independent of
+this program's own code.
+
+The target's layers are plain_models.py or, with --reference transformers, the library's own modules; the drafter is
+plain_models.py. Prompts are a list of objects as in a bundle: "kind", and "prompt_ids", "text" or "chat" (the last two
+need transformers' tokenizer). Every round runs the target over the whole text again: simple, and slow for long ones.
+
+    tools/reference/record_golden.py --model models/tiny-qwen3.6 --draft-model models/tiny-qwen3.6-dflash \
+        --prompts tests/golden/golden.json --tensor-prompts 0,3,16 --out /tmp/bundle
+    dflashctl golden compare /tmp/bundle tests/golden
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import struct
+import sys
+
+import torch
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from plain_models import PlainDrafter, PlainTarget, rms  # noqa: E402
+
+DTYPES = {"BF16": torch.bfloat16, "F32": torch.float32, "F16": torch.float16}
+LAST_ROWS = 16  # of taps and context features
+FIRST_ROWS = 64  # of hidden states
+
+
+class Checkpoint:
+    """Tensors of a folder by canonical name, read when they are asked for."""
+
+    def __init__(self, folder):
+        self.tensors = {}
+        index = os.path.join(folder, "model.safetensors.index.json")
+        files = ["model.safetensors"]
+        if os.path.exists(index):
+            with open(index) as file:
+                files = sorted(set(json.load(file)["weight_map"].values()))
+        for name in files:
+            path = os.path.join(folder, name)
+            with open(path, "rb") as file:
+                (size,) = struct.unpack("<Q", file.read(8))
+                header = json.loads(file.read(size))
+            for tensor, entry in header.items():
+                if tensor == "__metadata__":
+                    continue
+                for prefix in ("model.language_model.", "model."):
+                    if tensor.startswith(prefix):
+                        tensor = tensor[len(prefix):]
+                        break
+                self.tensors[tensor] = (path, 8 + size, entry)
+
+    def raw(self, name):
+        path, base, entry = self.tensors[name]
+        begin, end = entry["data_offsets"]
+        with open(path, "rb") as file:
+            file.seek(base + begin)
+            return file.read(end - begin)
+
+    def get(self, name, device, dtype):
+        entry = self.tensors[name][2]
+        data = torch.frombuffer(bytearray(self.raw(name)), dtype=DTYPES[entry["dtype"]])
+        return data.reshape(entry["shape"]).to(device=device, dtype=dtype)
+
+    def fingerprint(self, name):
+        data = self.raw(name)
+        return hashlib.sha256(struct.pack("<Q", len(data)) + data).hexdigest()
+
+
+class Target:
+    def __init__(self, args, device, dtype):
+        with open(os.path.join(args.model, "config.json")) as file:
+            config = json.load(file)
+        self.config = config.get("text_config", config)
+        weights = Checkpoint(args.model)
+        if args.reference == "plain":
+            self.model = PlainTarget(self.config, device)
+        else:
+            from plain_models import TransformersTarget
+
+            self.model = TransformersTarget(self.config, device)
+        get = lambda name: weights.get(name, device, dtype)  # noqa: E731
+        self.layers = []
+        for index in range(self.config["num_hidden_layers"]):
+            prefix = f"layers.{index}."
+            self.layers.append({n[len(prefix):]: get(n) for n in weights.tensors if n.startswith(prefix)})
+        self.embedding, self.norm = get("embed_tokens.weight"), get("norm.weight")
+        self.head = get("lm_head.weight") if "lm_head.weight" in weights.tensors else self.embedding
+        self.fingerprints = {"norm.weight": weights.fingerprint("norm.weight")}
+        self.device = device
+
+    def forward(self, tokens):
+        """Hidden states: embedding, output of every layer, the last one behind the final norm; logits of every row."""
+        states = [self.embedding[torch.tensor(tokens, device=self.device)]]
+        for index, weights in enumerate(self.layers):
+            states.append(self.model.layer(index, weights, states[-1]))
+        taps = list(states)
+        states[-1] = rms(states[-1], self.norm, self.config["rms_norm_eps"], True)
+        return states, taps, states[-1] @ self.head.T
+
+
+class Drafter:
+    def __init__(self, args, device, dtype):
+        with open(os.path.join(args.draft_model, "config.json")) as file:
+            config = json.load(file)
+        weights = Checkpoint(args.draft_model)
+        self.weights = {name: weights.get(name, device, dtype) for name in weights.tensors}
+        self.contract = read_contract(config)
+        self.model = PlainDrafter({**config, "rope_theta": self.contract["rope_theta"],
+                                   "sliding_window": max(layer["window"] for layer in self.contract["layers"])})
+        for kind in self.contract["layers"]:  # what PlainDrafter computes
+            if (kind["kind"] == "sliding_attention") != kind["causal"]:
+                sys.exit(f"layers that are {kind} are not in plain_models.py")
+        names = ["fc.weight", "hidden_norm.weight", "norm.weight", "layers.0.self_attn.k_proj.weight"]
+        self.fingerprints = {name: weights.fingerprint(name) for name in names}
+
+    def features(self, taps):
+        return self.model.features(self.weights, torch.cat([taps[k + 1] for k in self.contract["target_layer_ids"]], -1))
+
+
+def read_contract(config):
+    nested = config.get("dflash_config") or {}
+
+    def either(key):
+        value = nested.get(key, config.get(key))
+        if value is None:
+            sys.exit(f"config.json of the drafter has no {key}")
+        return value
+
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    theta = rope.get("rope_theta", config.get("rope_theta"))
+    if theta is None:
+        sys.exit("config.json of the drafter has no rope_theta")
+    is_causal = nested.get("causal", config.get("is_causal"))
+    layers = []
+    for kind in config.get("layer_types") or ["full_attention"] * config["num_hidden_layers"]:
+        sliding = kind == "sliding_attention"
+        layers.append({"kind": kind, "window": config["sliding_window"] if sliding else 0,
+                       "causal": sliding if is_causal is None else is_causal})
+    return {"target_layer_ids": either("target_layer_ids"), "mask_token_id": either("mask_token_id"),
+            "block_size": either("block_size"), "rope_theta": float(theta), "rotary_fraction": 1.0,
+            "rms_norm_eps": config["rms_norm_eps"], "layers": layers}
+
+
+def generate(target, drafter, prompt, max_tokens, stops, vocabulary):
+    """Greedy text in rounds; the record of the first forward pass and the first block."""
+    block, mask = drafter.contract["block_size"], drafter.contract["mask_token_id"]
+    states, taps, logits = target.forward(prompt)
+    first = {"hidden_states": torch.stack([state[:FIRST_ROWS] for state in states]), "last_logits": logits[-1],
+             "taps_last16": torch.cat([taps[k + 1] for k in drafter.contract["target_layer_ids"]], -1)[-LAST_ROWS:]}
+    features = drafter.features(taps)
+    first["context_feature_last16"] = features[-LAST_ROWS:]
+    output, lengths = [logits[-1, :vocabulary].argmax().item()], []
+    while output[-1] not in stops and len(output) < max_tokens:
+        rows = torch.tensor([output[-1]] + [mask] * (block - 1), device=target.device)
+        y = drafter.model.block(drafter.weights, features, target.embedding[rows])
+        draft_logits = y[1:] @ target.head.T
+        first.setdefault("draft_logits", draft_logits)
+        drafts = draft_logits[:, :vocabulary].argmax(-1).tolist()
+        known = prompt + output
+        _, taps, logits = target.forward(known + drafts)
+        own = logits[len(known) - 1:, :vocabulary].argmax(-1).tolist()
+        accepted = 0
+        while accepted < len(drafts) and drafts[accepted] == own[accepted]:
+            accepted += 1
+        before = len(output)
+        features = drafter.features([tap[: len(known) + accepted] for tap in taps])
+        for token in own[: accepted + 1]:
+            output.append(token)
+            if token in stops or len(output) == max_tokens:
+                break
+        lengths.append(min(accepted + 1, len(output) - before + 1))  # the last round may count one token past the end
+    return output, lengths, first
+
+
+def encode(model, prompt):
+    if "prompt_ids" in prompt:
+        return prompt["prompt_ids"]
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    if "chat" in prompt:
+        chat = prompt["chat"]
+        extra = {k: chat[k] for k in ("enable_thinking",) if k in chat}
+        prompt["text"] = tokenizer.apply_chat_template(chat["messages"], tokenize=False, add_generation_prompt=True, **extra)
+    return tokenizer(prompt["text"], add_special_tokens=False)["input_ids"]
+
+
+def write_tensors(path, tensors):
+    header, data = {}, b""
+    for name, tensor in tensors.items():
+        raw = tensor.float().cpu().contiguous().numpy().tobytes()
+        header[name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [len(data), len(data) + len(raw)]}
+        data += raw
+    text = json.dumps(header).encode()
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text + data)
+
+
+@torch.no_grad()
+def main(args):
+    device, dtype = torch.device(args.device), getattr(torch, args.dtype)
+    if device.type == "cuda":
+        torch.backends.cuda.matmul.allow_tf32 = False
+    target, drafter = Target(args, device, dtype), Drafter(args, device, dtype)
+    stops = set()
+    generation = os.path.join(args.model, "generation_config.json")
+    if os.path.exists(generation):
+        with open(generation) as file:
+            eos = json.load(file).get("eos_token_id", [])
+        stops = set(eos if isinstance(eos, list) else [eos])
+    vocabulary = args.vocabulary or target.config["vocab_size"]
+    with open(args.prompts) as file:
+        prompts = json.load(file)
+    chosen = [int(n) for n in args.tensor_prompts.split(",") if n]
+    tensors, records = {}, []
+    for number, prompt in enumerate(prompts):
+        ids = encode(args.model, prompt)
+        output, lengths, first = generate(target, drafter, ids, args.max_tokens, stops, vocabulary)
+        record = {"kind": prompt.get("kind", "text"), "text": prompt.get("text", ""), "prompt_ids": ids, "output_ids": output,
+                  "acceptance_lengths": lengths}
+        if "chat" in prompt:
+            record["chat"] = prompt["chat"]
+        records.append(record)
+        if number in chosen:
+            tensors.update({f"p{number}.{name}": tensor for name, tensor in first.items()})
+        mean = sum(lengths) / len(lengths) if lengths else 0
+        print(f"prompt {number} ({record['kind']}): {len(output)} tokens, {mean:.2f} per round", flush=True)
+    os.makedirs(args.out)
+    write_tensors(os.path.join(args.out, "tensors.safetensors"), tensors)
+    bundle = {"format": "dflash-golden-1", "producer": f"PyTorch {torch.__version__}, {args.reference}, {args.dtype}",
+              "prompts": "prompts.json", "tensors": "tensors.safetensors", "target_weights": target.fingerprints,
+              "drafter_weights": drafter.fingerprints, "contract": drafter.contract}
+    for name, value in (("prompts.json", records), ("bundle.json", bundle)):
+        with open(os.path.join(args.out, name), "w") as file:
+            json.dump(value, file, indent=1)
+            file.write("\n")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--draft-model", required=True)
+    parser.add_argument("--prompts", required=True)
+    parser.add_argument("--out", required=True, help="new folder")
+    parser.add_argument("--reference", choices=["plain", "transformers"], default="plain")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--tensor-prompts", default="0", help="numbers of the prompts whose tensors are written")
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--vocabulary", type=int, default=0, help="real token ids; 0: all rows of the embedding")
+    args = parser.parse_args()
+    main(args)
