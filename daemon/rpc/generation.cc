@@ -29,6 +29,10 @@ class Generation::Reactor final : public grpc::ServerWriteReactor<grpc::ByteBuff
   const std::shared_ptr<Generation> generation_;
 };
 
+// A client counts its deadline from when it called, the server from when the call arrived, so the client's
+// own expiry cancels the stream a little before the server's clock gets there.
+constexpr absl::Duration kDeadlineSlack = absl::Milliseconds(100);
+
 Generation::Generation(Dispatcher* dispatcher, RequestMetrics* metrics, StreamFacts facts,
                        const StreamBuffer::Options& options, absl::Time received, absl::Time deadline,
                        std::function<void(const Generation&, const absl::Status&)> ended)
@@ -97,7 +101,7 @@ void Generation::OnClientGone() {
     absl::MutexLock lock(&mutex_);
     client_gone_ = true;
   }
-  const absl::Status reason = absl::Now() >= deadline_
+  const absl::Status reason = absl::Now() >= deadline_ - kDeadlineSlack
                                   ? absl::DeadlineExceededError("the call's deadline passed")
                                   : absl::CancelledError("the client went away");
   LetGo(reason);
