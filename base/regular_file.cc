@@ -26,11 +26,14 @@ absl::Status SystemError(const std::string& path, int error) {
 }  // namespace
 
 absl::StatusOr<RegularFile> RegularFile::Open(const std::string& path) {
-  // O_NONBLOCK: opening a FIFO by mistake must not hang before we can see that it is none of ours.
-  const int descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  struct stat info;
+  if (stat(path.c_str(), &info) != 0) return SystemError(path, errno);
+  // Before it is opened: opening a FIFO by mistake would hang. (O_NONBLOCK is no way out: a file that another
+  // host holds a lease on, through a file server, then cannot be opened at once.)
+  if (!S_ISREG(info.st_mode)) return absl::InvalidArgumentError(absl::StrCat(path, ": not a regular file"));
+  const int descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (descriptor < 0) return SystemError(path, errno);
   RegularFile file(path, descriptor, 0);
-  struct stat info;
   if (fstat(descriptor, &info) != 0) return SystemError(path, errno);
   if (!S_ISREG(info.st_mode)) return absl::InvalidArgumentError(absl::StrCat(path, ": not a regular file"));
   file.size_ = info.st_size;

@@ -1,6 +1,7 @@
 #include "base/sha256.h"
 
 #include <openssl/evp.h>
+#include <openssl/hmac.h>
 
 #include <array>
 #include <cstdint>
@@ -34,11 +35,24 @@ std::string Sha256::HexDigest() {
   std::array<unsigned char, EVP_MAX_MD_SIZE> digest{};
   unsigned int size = 0;
   DFLASH_CHECK(EVP_DigestFinal_ex(state_->context, digest.data(), &size) == 1);
+  return ToHex(std::string_view(reinterpret_cast<const char*>(digest.data()), size));
+}
+
+std::string HmacSha256(std::string_view key, std::string_view text) {
+  std::array<unsigned char, EVP_MAX_MD_SIZE> digest{};
+  unsigned int size = 0;
+  DFLASH_CHECK(HMAC(EVP_sha256(), key.data(), static_cast<int>(key.size()),
+                    reinterpret_cast<const unsigned char*>(text.data()), text.size(), digest.data(),
+                    &size) != nullptr);
+  return std::string(reinterpret_cast<const char*>(digest.data()), size);
+}
+
+std::string ToHex(std::string_view bytes) {
   constexpr char kDigits[] = "0123456789abcdef";
   std::string text;
-  for (unsigned int i = 0; i < size; ++i) {
-    text.push_back(kDigits[digest[i] >> 4]);
-    text.push_back(kDigits[digest[i] & 15]);
+  for (const char byte : bytes) {
+    text.push_back(kDigits[static_cast<unsigned char>(byte) >> 4]);
+    text.push_back(kDigits[static_cast<unsigned char>(byte) & 15]);
   }
   return text;
 }

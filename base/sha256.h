@@ -21,4 +21,10 @@ class Sha256 {
   std::unique_ptr<State> state_;
 };
 
+// HMAC-SHA256, 32 bytes.
+std::string HmacSha256(std::string_view key, std::string_view text);
+
+// The same digits for the same bytes: 64 lower-case ones for a digest.
+std::string ToHex(std::string_view bytes);
+
 }  // namespace dflash

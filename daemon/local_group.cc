@@ -10,9 +10,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
+#include "base/child_process.h"
 #include "base/status.h"
 #include "daemon/rpc/group_client.h"
-#include "daemon/supervise/child_process.h"
 #include "spdlog/spdlog.h"
 
 namespace dflash {
@@ -158,10 +158,11 @@ class LocalGroup::Impl final : public Group, public GroupEvents {
         GroupClient::Options{.name = options_.name,
                              .address = leader,
                              .build = options_.build,
+                             .silence_limit = options_.silence_limit,
                              .on_silence =
                                  [this] {
                                    absl::MutexLock lock(&mutex_);
-                                   silent_ = true;
+                                   lost_as_ = "heartbeat";
                                  }},
         this, [exporter = exporter_, name = options_.name](std::vector<prometheus::MetricFamily> families) {
           const std::string dropped = exporter->SetSnapshot(name, std::move(families));
@@ -170,7 +171,8 @@ class LocalGroup::Impl final : public Group, public GroupEvents {
     {
       absl::MutexLock lock(&mutex_);
       epoch_ = epoch;
-      connection_lost_ = silent_ = false;
+      connection_lost_ = false;
+      lost_as_ = "stream";
       exits_.clear();
       ready_since_.reset();
       client_ = std::move(client);
@@ -212,11 +214,18 @@ class LocalGroup::Impl final : public Group, public GroupEvents {
       connection_lost_ = true;
       connection_why_ = std::string(started.message());
     }
-    mutex_.Await(absl::Condition(
-        +[](Impl* self) ABSL_EXCLUSIVE_LOCKS_REQUIRED(self->mutex_) {
-          return self->shutdown_.has_value() || self->connection_lost_ || !self->exits_.empty();
-        },
-        this));
+    const auto is_over = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      return shutdown_.has_value() || connection_lost_ || !exits_.empty();
+    };
+    const auto is_loaded = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      return ready_since_.has_value() || is_over();
+    };
+    if (!mutex_.AwaitWithTimeout(absl::Condition(&is_loaded), options_.load_timeout)) {
+      connection_lost_ = true;
+      connection_why_ = absl::StrCat("it was not ready within ", absl::FormatDuration(options_.load_timeout));
+      lost_as_ = "load_timeout";
+    }
+    mutex_.Await(absl::Condition(&is_over));
     return !shutdown_.has_value();
   }
 
@@ -229,7 +238,8 @@ class LocalGroup::Impl final : public Group, public GroupEvents {
     {
       absl::MutexLock lock(&mutex_);
       const auto any = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !exits_.empty(); };
-      if (!silent_) mutex_.AwaitWithTimeout(absl::Condition(&any), kExitGrace);
+      // Of a silent or hanging group nothing more is to be expected.
+      if (lost_as_ == "stream") mutex_.AwaitWithTimeout(absl::Condition(&any), kExitGrace);
       const auto first = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) -> const Exit* {
         for (const Exit& exit : exits_) {
           if (!FollowsAnother(exit.report)) return &exit;
@@ -251,7 +261,7 @@ class LocalGroup::Impl final : public Group, public GroupEvents {
         label = FollowsAnother(cause.report) ? "rank_lost" : "worker_exit";
       } else {
         why = connection_why_;
-        label = silent_ ? "heartbeat" : "stream";
+        label = lost_as_;
       }
       ++reforms_[label];
     }
@@ -337,8 +347,8 @@ class LocalGroup::Impl final : public Group, public GroupEvents {
   std::unique_ptr<GroupClient> client_ ABSL_GUARDED_BY(mutex_);
   std::optional<absl::Time> ready_since_ ABSL_GUARDED_BY(mutex_);
   bool connection_lost_ ABSL_GUARDED_BY(mutex_) = false;
-  bool silent_ ABSL_GUARDED_BY(mutex_) = false;
   std::string connection_why_ ABSL_GUARDED_BY(mutex_);
+  std::string lost_as_ ABSL_GUARDED_BY(mutex_);      // label of the loss when no exit explains it
   std::vector<Exit> exits_ ABSL_GUARDED_BY(mutex_);  // in order
 };
 

@@ -12,9 +12,9 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "base/restart_policy.h"
 #include "daemon/metrics/exporter.h"
 #include "daemon/routing/dispatcher.h"
-#include "daemon/supervise/restart_policy.h"
 
 namespace dflash {
 
@@ -27,6 +27,9 @@ class LocalGroup {
     std::vector<std::vector<std::string>> commands;
     std::string build;
     RestartPolicy restart;
+    // A life that is not ready so long after its start is over.
+    absl::Duration load_timeout = absl::Seconds(600);
+    absl::Duration silence_limit = absl::Seconds(5);  // a leader that says nothing for so long is lost
   };
 
   // Starts the ranks, registers the group with the dispatcher and connects to it. `on_give_up` is called once

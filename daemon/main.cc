@@ -18,8 +18,11 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
+#include "base/group_secret.h"
+#include "base/host_port.h"
 #include "base/status.h"
 #include "daemon/auth/token_store.h"
 #include "daemon/frontend/checkpoint_prompts.h"
@@ -27,6 +30,7 @@
 #include "daemon/log/log.h"
 #include "daemon/metrics/exporter.h"
 #include "daemon/ops/ops_server.h"
+#include "daemon/remote_group.h"
 #include "daemon/routing/dispatcher.h"
 #include "daemon/rpc/admin_server.h"
 #include "daemon/rpc/credentials.h"
@@ -193,8 +197,27 @@ void Drain(Dispatcher* dispatcher, InferenceService* service, absl::Duration gra
   hastener.join();
 }
 
-int Serve(const Settings& settings) {
-  absl::StatusOr<std::filesystem::path> worker = ChooseWorker(settings);
+// Groups on other hosts.
+struct RemoteLeaders {
+  std::vector<std::string> addresses;
+  std::string secret;
+};
+absl::StatusOr<RemoteLeaders> RemoteLeadersOf(const Settings& settings) {
+  RemoteLeaders remote;
+  for (const absl::string_view address : absl::StrSplit(settings.connect, ',', absl::SkipEmpty())) {
+    remote.addresses.emplace_back(address);
+    DFLASH_RETURN_IF_ERROR(Annotate(SplitHostPort(remote.addresses.back()).status(), "--connect"));
+  }
+  if (remote.addresses.empty()) return remote;
+  if (settings.group_secret_file.empty())
+    return absl::InvalidArgumentError("--connect needs --group-secret-file");
+  DFLASH_ASSIGN_OR_RETURN(remote.secret, ReadGroupSecret(settings.group_secret_file));
+  return remote;
+}
+
+int Serve(const Settings& settings, const RemoteLeaders& remote) {
+  absl::StatusOr<std::filesystem::path> worker =
+      settings.groups > 0 ? ChooseWorker(settings) : std::filesystem::path();
   if (!worker.ok()) {
     return Fail(absl::IsUnavailable(worker.status()) ? kExitNoDevice : kExitBadFlags,
                 std::string(worker.status().message()));
@@ -283,31 +306,48 @@ int Serve(const Settings& settings) {
     }
     admin = *std::move(started);
   }
+  std::printf("dflashd: listening on %s:%d, ops on %s:%d%s%s\n", host.c_str(), (*server)->port(),
+              ops_host.c_str(), (*ops)->port(), admin == nullptr ? "" : ", admin on ",
+              admin == nullptr ? "" : admin->address().c_str());
+  std::fflush(stdout);
   dispatcher.SetServingCallback([&] {
     const bool serving = dispatcher.GetStats().serving;
     (*server)->SetServing(serving);
     if (!serving || has_been_ready.exchange(true)) return;
-    std::printf("dflashd: serving on %s:%d, ops on %s:%d%s%s\n", host.c_str(), (*server)->port(),
-                ops_host.c_str(), (*ops)->port(), admin == nullptr ? "" : ", admin on ",
-                admin == nullptr ? "" : admin->address().c_str());
+    std::puts("dflashd: ready");
     std::fflush(stdout);
   });
 
   std::atomic<int> failed_start = 0;
   for (int64_t i = 0; i < settings.groups; ++i) {
     const std::string name = absl::StrCat(i);
-    absl::StatusOr<std::unique_ptr<LocalGroup>> started =
-        LocalGroup::Start({.name = name,
-                           .commands = WorkerCommands(*worker, settings, i),
-                           .build = DFLASHD_VERSION,
-                           .restart = {.max_delay = absl::Seconds(settings.max_restart_delay_seconds)}},
-                          &dispatcher, &exporter, [&](int code) {
-                            if (has_been_ready) return;  // it serves errors from now on, and says so
-                            failed_start = code == 0 ? static_cast<int>(kExitNoWorker) : code;
-                            pthread_kill(main_thread, SIGUSR1);
-                          });
+    absl::StatusOr<std::unique_ptr<LocalGroup>> started = LocalGroup::Start(
+        {.name = name,
+         .commands = WorkerCommands(*worker, settings, i),
+         .build = DFLASHD_VERSION,
+         .restart = {.max_delay = absl::Seconds(settings.max_restart_delay_seconds)},
+         // In a group the leader notices first, and can say which rank is late.
+         .load_timeout = absl::Seconds(settings.load_timeout_seconds +
+                                       (settings.tp > 1 ? settings.formation_timeout_seconds : 0)),
+         .silence_limit = absl::Seconds(settings.silence_timeout_seconds)},
+        &dispatcher, &exporter, [&](int code) {
+          if (has_been_ready) return;  // it serves errors from now on, and says so
+          failed_start = code == 0 ? static_cast<int>(kExitNoWorker) : code;
+          pthread_kill(main_thread, SIGUSR1);
+        });
     if (!started.ok()) return Fail(kExitNoWorker, std::string(started.status().message()));
     groups.Add(name, *std::move(started));
+  }
+  std::vector<std::unique_ptr<RemoteGroup>> remote_groups;
+  for (const std::string& address : remote.addresses) {
+    remote_groups.push_back(RemoteGroup::Start(
+        {.name = absl::StrCat(settings.groups + static_cast<int64_t>(remote_groups.size())),
+         .address = address,
+         .build = DFLASHD_VERSION,
+         .secret = remote.secret,
+         .silence_limit = absl::Seconds(settings.silence_timeout_seconds),
+         .max_delay = absl::Seconds(settings.max_restart_delay_seconds)},
+        &dispatcher, &exporter));
   }
   absl::Notification stop_ticking;
   std::thread ticking([&] {
@@ -330,6 +370,7 @@ int Serve(const Settings& settings) {
   dispatcher.ShutDown();
   admin.reset();
   (*server)->Shutdown(absl::Seconds(2));
+  remote_groups.clear();
   groups.Shutdown(absl::Seconds(10));
   stop_ticking.Notify();
   ticking.join();
@@ -368,7 +409,9 @@ int Main(int argc, char** argv) {
   if (settings.model_name.empty()) {
     settings.model_name = std::filesystem::weakly_canonical(settings.model).filename().string();
   }
-  return Serve(settings);
+  absl::StatusOr<RemoteLeaders> remote = RemoteLeadersOf(settings);
+  if (!remote.ok()) return Fail(kExitBadFlags, std::string(remote.status().message()));
+  return Serve(settings, *remote);
 }
 
 }  // namespace

@@ -52,9 +52,21 @@ FlagParser MakeParser(Settings& settings) {
   parser.Integer("tp", "N", "tensor-parallel ranks of the worker group", 1, 8, &settings.tp);
   parser.Integer("groups", "N", "worker groups, each with a whole copy of the model and its own devices", 1,
                  8, &settings.groups);
+  parser.Text(
+      "connect", "HOST:PORT,...",
+      "leaders of worker groups on other hosts (dflash-worker --launch); no local groups then, unless "
+      "--groups says so",
+      &settings.connect);
+  parser.Text("group-secret-file", "FILE", "its first line is the secret of the groups of --connect",
+              &settings.group_secret_file);
   parser.Choice("communicator", {"auto", "host", "nccl"},
                 "how ranks exchange data; auto: nccl with CUDA, host (shared memory) without",
                 &settings.communicator);
+  parser.Choice(
+      "all-reduce", {"auto", "peer", "communicator"},
+      "how few rows are summed over the ranks: in one step through memory that all ranks reach, or by\n"
+      "the communicator; auto: peer where devices reach each other and none is shared",
+      &settings.all_reduce);
   parser.Choice("draft-placement", {"rank0", "sharded"}, "which ranks run the drafter",
                 &settings.draft_placement);
   parser.Switch("share-device", "all ranks use one GPU (tests; needs --communicator host)",
@@ -63,6 +75,12 @@ FlagParser MakeParser(Settings& settings) {
                  3600, &settings.rank_timeout_seconds);
   parser.Integer("formation-timeout", "SECONDS", "until all ranks of a group have found each other", 1, 3600,
                  &settings.formation_timeout_seconds);
+  parser.Integer("load-timeout", "SECONDS",
+                 "until a started worker group serves; one that does not is killed and started again", 1,
+                 86400, &settings.load_timeout_seconds);
+  parser.Integer("silence-timeout", "SECONDS",
+                 "after which a group, or a rank, that says nothing counts as dead", 1, 3600,
+                 &settings.silence_timeout_seconds);
   parser.Integer("max-restart-delay", "SECONDS", "longest wait before a lost group is started again", 1, 3600,
                  &settings.max_restart_delay_seconds);
   parser.Choice("backend", {"auto", "cpu", "cuda"}, "what the worker runs on", &settings.backend);
@@ -207,6 +225,7 @@ absl::StatusOr<CommandLine> ReadSettings(
   DFLASH_RETURN_IF_ERROR(parser.Parse(argc, argv, &outcome));
   result.settings.config = path;
   result.settings.speculation_given = parser.Given("speculation");
+  if (!result.settings.connect.empty() && !parser.Given("groups")) result.settings.groups = 0;
   if (result.settings.print_config) result.text = PrintConfig(parser);
   return result;
 }

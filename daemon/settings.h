@@ -32,10 +32,15 @@ struct Settings {
   int64_t tp = 1;
   int64_t rank_timeout_seconds = 60;
   int64_t formation_timeout_seconds = 60;
+  int64_t load_timeout_seconds = 600;
+  int64_t silence_timeout_seconds = 5;
   int64_t max_restart_delay_seconds = 60;
   std::string communicator = "auto";
+  std::string all_reduce = "auto";
   std::string draft_placement = "rank0";
   bool share_device = false;
+  std::string connect;  // leaders of groups on other hosts, comma-separated
+  std::string group_secret_file;
   std::string backend = "auto";
   std::string speculation = "dflash";
   bool speculation_given = false;  // not the default
@@ -46,7 +51,7 @@ struct Settings {
   double max_queue_seconds = 120;
   int64_t max_client_requests = 0;
   double max_client_rate = 0;
-  int64_t groups = 1;
+  int64_t groups = 1;  // of this host; with `connect` none, unless said otherwise
   // Handed to the worker.
   std::string instruction_set = "auto";
   int64_t threads = 0, max_sequences = 8, max_context_tokens = 0, cache_tokens = 0;

@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
-#include "daemon/supervise/child_process.h"
+#include "base/child_process.h"
 #include "spdlog/spdlog.h"
 
 namespace dflash {
@@ -46,7 +46,8 @@ std::vector<std::string> WorkerCommand(const std::filesystem::path& worker, cons
                                                      {"--max-context-tokens", settings.max_context_tokens},
                                                      {"--cache-tokens", settings.cache_tokens},
                                                      {"--max-prefill-tokens", settings.max_prefill_tokens},
-                                                     {"--max-verify-rows", settings.max_verify_rows}};
+                                                     {"--max-verify-rows", settings.max_verify_rows},
+                                                     {"--silence-timeout", settings.silence_timeout_seconds}};
   for (const auto& [name, value] : numbers) command.insert(command.end(), {name, absl::StrCat(value)});
   if (settings.memory_fraction > 0)
     command.insert(command.end(), {"--memory-fraction", absl::StrCat(settings.memory_fraction)});
@@ -91,10 +92,11 @@ std::vector<std::vector<std::string>> WorkerCommands(const std::filesystem::path
     const int64_t device = settings.share_device ? 0 : group * settings.tp + rank;
     if (device != 0) command.insert(command.end(), {"--device", absl::StrCat(device)});
     if (settings.tp == 1) break;
-    command.insert(command.end(),
-                   {"--communicator", settings.communicator, "--draft-placement", settings.draft_placement,
-                    "--rank-timeout", absl::StrCat(settings.rank_timeout_seconds), "--formation-timeout",
-                    absl::StrCat(settings.formation_timeout_seconds)});
+    command.insert(command.end(), {"--communicator", settings.communicator, "--all-reduce",
+                                   settings.all_reduce, "--draft-placement", settings.draft_placement,
+                                   "--rank-timeout", absl::StrCat(settings.rank_timeout_seconds),
+                                   "--formation-timeout", absl::StrCat(settings.formation_timeout_seconds),
+                                   "--load-timeout", absl::StrCat(settings.load_timeout_seconds)});
   }
   return commands;
 }

@@ -24,7 +24,7 @@ namespace {
 
 using Log = std::function<void(const std::string&)>;
 
-// Turns bytes loaded into a line at every tenth of the whole, and one with the rate at the end.
+// Turns bytes loaded into a line at every tenth of this rank's share, and one with the rate at the end.
 class ProgressLog {
  public:
   ProgressLog(std::string what, int64_t total_bytes, const Log& log)
@@ -32,7 +32,7 @@ class ProgressLog {
   void Add(int64_t bytes) {
     done_ += bytes;
     const int64_t tenth = 10 * done_ / total_;
-    if (tenth == last_tenth_ || tenth >= 10) return;
+    if (tenth == last_tenth_) return;
     last_tenth_ = tenth;
     log_(absl::StrFormat("loading %s: %d%% of %.1f MiB", what_, 10 * tenth,
                          static_cast<double>(total_) / (1 << 20)));
@@ -216,7 +216,7 @@ absl::StatusOr<Group> LoadGroup(const GroupOptions& options, const Log& log) {
   if (draft_config) target_options.taps = group.contract.taps;
   target_options.communicator = options.communicator;
   target_options.draft_placement = options.draft_placement;
-  ProgressLog target_progress("target", target.total_bytes(), log);
+  ProgressLog target_progress("target", demand.target_weight_bytes, log);
   DFLASH_ASSIGN_OR_RETURN(group.target, Target::Load(target_config, target, target_options, group.table.get(),
                                                      *group.stream, [&](int64_t bytes) {
                                                        group.bytes_read += bytes;
@@ -232,7 +232,7 @@ absl::StatusOr<Group> LoadGroup(const GroupOptions& options, const Log& log) {
                                                   group.target.get(), group.table.get(), *group.stream));
     return group;
   }
-  ProgressLog draft_progress("drafter", draft->total_bytes(), log);
+  ProgressLog draft_progress("drafter", demand.drafter_weight_bytes, log);
   DFLASH_ASSIGN_OR_RETURN(
       std::unique_ptr<DFlashDrafter> dflash,
       DFlashDrafter::Load(*draft_config, *draft, group.contract,

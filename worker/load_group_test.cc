@@ -17,6 +17,7 @@ namespace dflash {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 const std::string kModels = std::string(DFLASHD_SOURCE_DIR) + "/models/";
 
@@ -140,6 +141,30 @@ TEST_F(RandomGroupTest, RealWeightsNeedATokenizer) {
   EXPECT_EQ(Load().status().code(), absl::StatusCode::kNotFound);
   target_.Link("tokenizer.json", kModels + "tiny-qwen3.6/tokenizer.json");
   EXPECT_TRUE(Load().ok());
+}
+
+// Progress is that of the rank's own bytes, whatever share of the files they are.
+TEST_F(RandomGroupTest, EveryRankLoadsItsShareAndReachesAHundredPercent) {
+  options_.random_weights.reset();
+  options_.model = kModels + "tiny-qwen3.6";
+  options_.draft_model = kModels + "tiny-qwen3.6-dflash";
+  const auto whole = Load();
+  ASSERT_TRUE(whole.ok()) << whole.status();
+  auto communicators = HostCommunicator::CreateGroup({.size = 2}).value();
+  int64_t bytes = 0;
+  for (const auto& communicator : communicators) {
+    log_.clear();
+    options_.communicator = communicator.get();
+    const auto group = Load();
+    ASSERT_TRUE(group.ok()) << group.status();
+    EXPECT_THAT(log_, HasSubstr("loading target: 100% of"));
+    EXPECT_THAT(log_, Not(HasSubstr("110%")));
+    EXPECT_LT(group->bytes_read, whole->bytes_read);
+    bytes += group->bytes_read;
+  }
+  // Nothing is read by nobody; norms and key-value heads that both need are read twice.
+  EXPECT_GE(bytes, whole->bytes_read);
+  EXPECT_LT(bytes, whole->bytes_read * 11 / 10);
 }
 
 TEST_F(RandomGroupTest, NeverReplaceRealWeights) {

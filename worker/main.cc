@@ -10,18 +10,25 @@
 #include <csignal>
 #include <cstdio>
 #include <exception>
+#include <filesystem>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
 #include "base/flag_parser.h"
+#include "base/group_secret.h"
 #include "kernels/device/stream.h"
 #include "spdlog/sinks/stdout_sinks.h"
 #include "spdlog/spdlog.h"
+#include "worker/exit_codes.h"
+#include "worker/launcher.h"
 #include "worker/load_group.h"
 #include "worker/membership.h"
 #include "worker/rank/follower.h"
@@ -31,18 +38,6 @@
 
 namespace dflash {
 namespace {
-
-// What the exit status tells the coordinator.
-enum ExitCode : int {
-  kExitOk = 0,
-  kExitBadFlags = 64,
-  kExitBadModel = 65,
-  kExitNoDevice = 69,
-  kExitCannotListen = 74,
-  kExitEngineFailed = 75,
-  kExitRankLost = 76,  // another rank's fault; that one's exit status or log says which
-  kExitCoordinatorLost = 77,
-};
 
 struct Flags {
   GroupOptions group;
@@ -59,14 +54,23 @@ struct Flags {
   int64_t ranks = 1;
   int64_t epoch = 1;
   int64_t rank_timeout_seconds = 60;
-  int64_t rank_silence_seconds = 5;
+  int64_t silence_timeout_seconds = 5;
   int64_t formation_timeout_seconds = 60;
+  int64_t load_timeout_seconds = 600;
   std::string secret_file;
+  bool launch = false;
+  bool share_device = false;
+  int64_t hosts = 1;
+  int64_t host_index = 0;
+  int64_t max_restart_delay_seconds = 60;
   std::string draft_placement = "rank0";
 };
 
 FlagParser MakeParser(Flags& flags) {
-  FlagParser parser("dflash-worker", "One rank of a dflashd worker group. Started by dflashd.");
+  FlagParser parser("dflash-worker",
+                    "One rank of a dflashd worker group, started by dflashd; with --launch: starts the ranks "
+                    "of this host for a\n"
+                    "dflashd on another one (dflashd --connect).");
   parser.Text("model", "DIR", "folder of the target's checkpoint", &flags.group.model);
   parser.Text("draft-model", "DIR", "folder of the drafter's checkpoint; empty: no drafter",
               &flags.group.draft_model);
@@ -112,20 +116,39 @@ FlagParser MakeParser(Flags& flags) {
               &flags.membership.channel.address);
   parser.Text("group-id", "NAME", "what all ranks of a group are told alike",
               &flags.membership.channel.group_id);
-  parser.Integer("epoch", "N", "which life of the group this is", 1, int64_t{1} << 60, &flags.epoch);
+  parser.Integer("epoch", "N", "which life of the group this is; 0: whatever the leader says", 0,
+                 int64_t{1} << 60, &flags.epoch);
   parser.Text("group-secret-file", "FILE", "its first line is the secret of the group; needed over TCP",
               &flags.secret_file);
   parser.Choice("communicator", {"auto", "host", "nccl"},
                 "how ranks exchange data; auto: nccl with CUDA, host (shared memory) without",
                 &flags.membership.communicator);
+  parser.Choice(
+      "all-reduce", {"auto", "peer", "communicator"},
+      "how few rows are summed over the ranks: in one step through memory that all ranks reach, or by the\n"
+      "communicator; auto: peer where devices reach each other and none is shared",
+      &flags.membership.all_reduce);
   parser.Choice("draft-placement", {"rank0", "sharded"}, "which ranks run the drafter",
                 &flags.draft_placement);
   parser.Integer("formation-timeout", "SECONDS", "until all ranks have joined", 1, 3600,
                  &flags.formation_timeout_seconds);
   parser.Integer("rank-timeout", "SECONDS", "of a collective, and of a plan without progress", 1, 3600,
                  &flags.rank_timeout_seconds);
-  parser.Integer("rank-silence", "SECONDS", "after which a rank that says nothing counts as dead", 1, 3600,
-                 &flags.rank_silence_seconds);
+  parser.Integer("load-timeout", "SECONDS", "until all ranks have loaded", 1, 86400,
+                 &flags.load_timeout_seconds);
+  parser.Integer("silence-timeout", "SECONDS",
+                 "after which the coordinator, or a rank, that says nothing counts as dead", 1, 3600,
+                 &flags.silence_timeout_seconds);
+  parser.Switch("launch", "start and watch this host's ranks of a group; other flags go on to them",
+                &flags.launch);
+  parser.Integer("hosts", "N", "with --launch: hosts that the group is spread over", 1, 8, &flags.hosts);
+  parser.Integer("host-index", "I", "with --launch: which of them this is; 0 has the leader", 0, 7,
+                 &flags.host_index);
+  parser.Switch("share-device", "with --launch: all ranks of this host use one GPU (tests)",
+                &flags.share_device);
+  parser.Integer("max-restart-delay", "SECONDS",
+                 "with --launch: longest wait before lost ranks are started again", 1, 3600,
+                 &flags.max_restart_delay_seconds);
   parser.Switch("probe", "only tell whether this backend finds its device", &flags.probe);
   return parser;
 }
@@ -206,6 +229,8 @@ int Fail(ExitCode code, const absl::Status& status) {
   return code;
 }
 
+bool IsUnixAddress(const std::string& address) { return address.rfind("unix:", 0) == 0; }
+
 // What all ranks must have in common beyond the command line, in one line.
 RankReady Readiness(const Group& group) {
   RankReady ready;
@@ -244,6 +269,7 @@ class SignalThread {
 
 // Rank 0: loads, then runs the engine until the coordinator or a signal ends it.
 int Lead(const Flags& flags, Membership& membership) {
+  const absl::Time load_deadline = absl::Now() + absl::Seconds(flags.load_timeout_seconds);
   absl::StatusOr<Group> group =
       LoadGroup(flags.group, [](const std::string& line) { spdlog::info("{}", line); });
   if (!group.ok()) {
@@ -251,8 +277,7 @@ int Lead(const Flags& flags, Membership& membership) {
   }
   std::unique_ptr<RankLeader> ranks;
   if (membership.hub != nullptr) {
-    const absl::Status ready =
-        membership.hub->AwaitReady(Readiness(*group), absl::Seconds(flags.formation_timeout_seconds) * 10);
+    const absl::Status ready = membership.hub->AwaitReady(Readiness(*group), load_deadline);
     if (!ready.ok()) return Fail(absl::IsFailedPrecondition(ready) ? kExitBadModel : kExitRankLost, ready);
     ranks = std::make_unique<RankLeader>(membership.hub.get(), membership.communicator.get(), *group->stream);
   }
@@ -265,8 +290,11 @@ int Lead(const Flags& flags, Membership& membership) {
 
   std::atomic<bool> coordinator_lost = false;
   absl::StatusOr<std::unique_ptr<WorkerServer>> server =
-      WorkerServer::Start({.listen = flags.listen, .identity = Identity(*group, speculate)}, &backend,
-                          &metrics, [&](const absl::Status& status) {
+      WorkerServer::Start({.listen = flags.listen,
+                           .identity = Identity(*group, speculate),
+                           .secret = IsUnixAddress(flags.listen) ? "" : flags.membership.channel.secret,
+                           .silence_limit = absl::Seconds(flags.silence_timeout_seconds)},
+                          &backend, &metrics, [&](const absl::Status& status) {
                             if (!status.ok()) {
                               spdlog::error("{}", std::string(status.message()));
                               coordinator_lost = true;
@@ -277,7 +305,7 @@ int Lead(const Flags& flags, Membership& membership) {
   absl::Status ended;
   {
     const SignalThread signals([&] { (*engine)->Stop(); });
-    spdlog::info("serving on {}", flags.listen);
+    spdlog::info("loaded; waits for the coordinator on {}", flags.listen);
     ended = (*engine)->Run();
   }
   server->reset();
@@ -312,12 +340,7 @@ int Follow(const Flags& flags, Membership& membership) {
 }
 
 int Serve(Flags& flags) {
-  RankChannelOptions& channel = flags.membership.channel;
-  if (!flags.secret_file.empty()) {
-    absl::StatusOr<std::string> secret = ReadSecret(flags.secret_file);
-    if (!secret.ok()) return Fail(kExitBadFlags, secret.status());
-    channel.secret = *std::move(secret);
-  }
+  const RankChannelOptions& channel = flags.membership.channel;
   // Ranks have nothing to save: one that lost the others ends at once, whatever its threads wait for, and
   // whoever supervises the group starts it again.
   absl::StatusOr<Membership> membership =
@@ -330,6 +353,7 @@ int Serve(Flags& flags) {
   if (channel.size > 1) {
     spdlog::info("rank {} of {}, epoch {}, communicator {}", flags.rank, channel.size, channel.epoch,
                  membership->communicator->name());
+    if (!membership->note.empty()) spdlog::info("{}", membership->note);
   }
   flags.group.communicator = membership->communicator.get();
   return flags.rank == 0 ? Lead(flags, *membership) : Follow(flags, *membership);
@@ -342,7 +366,7 @@ absl::Status FinishRankFlags(Flags& flags) {
   channel.epoch = static_cast<uint64_t>(flags.epoch);
   channel.build = DFLASHD_VERSION;
   channel.formation_timeout = absl::Seconds(flags.formation_timeout_seconds);
-  channel.silence_limit = absl::Seconds(flags.rank_silence_seconds);
+  channel.silence_limit = absl::Seconds(flags.silence_timeout_seconds);
   channel.plan_timeout = absl::Seconds(flags.rank_timeout_seconds);
   flags.membership.rank = static_cast<int>(flags.rank);
   flags.membership.collective_timeout = absl::Seconds(flags.rank_timeout_seconds);
@@ -358,18 +382,75 @@ absl::Status FinishRankFlags(Flags& flags) {
                    " cache=", group.cache_tokens, " prefill=", group.max_prefill_tokens,
                    " fraction=", group.memory_fraction, " checkpoints=", group.checkpoints,
                    " random=", group.random_weights.has_value() ? absl::StrCat(*group.random_weights) : "no",
-                   " defect=", group.defect, " communicator=", flags.membership.communicator);
+                   " defect=", group.defect, " communicator=", flags.membership.communicator,
+                   " all-reduce=", flags.membership.all_reduce);
   if (flags.rank >= flags.ranks)
     return absl::InvalidArgumentError(absl::StrCat("--rank ", flags.rank, " of --tp ", flags.ranks));
   if (flags.ranks > 1 && channel.address.empty())
     return absl::InvalidArgumentError("--tp above 1 needs --group-socket");
   if (flags.rank == 0 && flags.listen.empty()) return absl::InvalidArgumentError("--listen is required");
+  if (flags.rank == 0 && !IsUnixAddress(flags.listen) && channel.secret.empty())
+    return absl::InvalidArgumentError("--listen over TCP needs --group-secret-file");
   // The ranks of a group usually share a host.
   if (flags.group.threads == 0 && flags.ranks > 1) {
     const int64_t cores = std::max<int64_t>(std::thread::hardware_concurrency(), 1);
     flags.group.threads = static_cast<int>(std::clamp<int64_t>(cores / flags.ranks, 1, 256));
   }
   return absl::OkStatus();
+}
+
+// The command line of a rank: this one's, without what the launcher says itself.
+std::vector<std::string> RankCommand(int argc, char** argv) {
+  static const std::set<std::string> kWithValue = {
+      "--tp", "--hosts", "--host-index", "--listen", "--device", "--group-socket", "--max-restart-delay"};
+  static const std::set<std::string> kSwitches = {"--launch", "--share-device"};
+  std::error_code error;
+  std::vector<std::string> command = {std::filesystem::read_symlink("/proc/self/exe", error).string()};
+  for (int i = 1; i < argc; ++i) {
+    const std::string word = argv[i];
+    const std::string name = word.substr(0, word.find('='));
+    if (kSwitches.count(name) > 0) continue;
+    if (kWithValue.count(name) == 0) {
+      command.push_back(word);
+    } else if (name == word) {
+      ++i;  // its value
+    }
+  }
+  return command;
+}
+
+int LaunchRanks(const Flags& flags, const FlagParser& parser, int argc, char** argv) {
+  const RankChannelOptions& channel = flags.membership.channel;
+  for (const char* name : {"rank", "epoch", "group-id", "device"}) {
+    if (parser.Given(name))
+      return Fail(kExitBadFlags,
+                  absl::InvalidArgumentError(absl::StrCat("--", name, " is the launcher's to say")));
+  }
+  std::string wrong;
+  if (flags.ranks % flags.hosts != 0) {
+    wrong = absl::StrCat("--tp ", flags.ranks, " does not divide by --hosts ", flags.hosts);
+  } else if (flags.host_index >= flags.hosts) {
+    wrong = absl::StrCat("--host-index ", flags.host_index, " of --hosts ", flags.hosts);
+  } else if (flags.hosts > 1 && channel.address.rfind("tcp:", 0) != 0) {
+    wrong =
+        "--hosts above 1 needs --group-socket tcp:HOST:PORT, the same for all: where the leader's host "
+        "listens";
+  } else if (flags.hosts > 1 && channel.secret.empty()) {
+    wrong = "--hosts above 1 needs --group-secret-file";
+  } else if (flags.host_index == 0 && flags.listen.empty()) {
+    wrong = "--listen is required";
+  }
+  if (!wrong.empty()) return Fail(kExitBadFlags, absl::InvalidArgumentError(wrong));
+  absl::StatusOr<int> code = Launch({.command = RankCommand(argc, argv),
+                                     .ranks = static_cast<int>(flags.ranks),
+                                     .hosts = static_cast<int>(flags.hosts),
+                                     .host_index = static_cast<int>(flags.host_index),
+                                     .share_device = flags.share_device,
+                                     .group_socket = channel.address,
+                                     .listen = flags.listen,
+                                     .max_delay = absl::Seconds(flags.max_restart_delay_seconds)});
+  if (!code.ok()) return Fail(kExitEngineFailed, code.status());
+  return *code;
 }
 
 int Main(int argc, char** argv) {
@@ -401,6 +482,12 @@ int Main(int argc, char** argv) {
   }
   if (flags.group.model.empty())
     return Fail(kExitBadFlags, absl::InvalidArgumentError("--model is required"));
+  if (!flags.secret_file.empty()) {
+    absl::StatusOr<std::string> secret = ReadGroupSecret(flags.secret_file);
+    if (!secret.ok()) return Fail(kExitBadFlags, secret.status());
+    flags.membership.channel.secret = *std::move(secret);
+  }
+  if (flags.launch) return LaunchRanks(flags, parser, argc, argv);
   if (absl::Status status = FinishRankFlags(flags); !status.ok()) return Fail(kExitBadFlags, status);
   return Serve(flags);
 }

@@ -1,22 +1,23 @@
 #include "worker/membership.h"
 
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/regular_file.h"
 #include "base/status.h"
 #include "kernels/device/stream.h"
 #include "worker/comm/host_communicator.h"
 #include "worker/comm/nccl_communicator.h"
+#include "worker/comm/peer_communicator.h"
+#include "worker/comm/peer_memory.h"
 #include "worker/comm/solo_communicator.h"
 
 namespace dflash {
 namespace {
 
-constexpr int64_t kMaxSecretBytes = 4096;
+// 128 rows of 5120 bfloat16, twice, take 2.6 MB.
+constexpr int64_t kPeerBytes = int64_t{8} << 20;
 
 bool UsesNccl(const MembershipOptions& options) {
   return options.communicator == "nccl" ||
@@ -55,6 +56,27 @@ absl::Status Follow(const MembershipOptions& options, std::function<void(const a
   return absl::OkStatus();
 }
 
+// Puts peer memory before the communicator, if that is wanted and possible: for all ranks or none.
+absl::Status UsePeerMemory(const MembershipOptions& options, int device, const Stream& stream,
+                           Membership* membership) {
+  if (options.all_reduce == "communicator") return absl::OkStatus();
+  DFLASH_ASSIGN_OR_RETURN(PeerMemory memory,
+                          PeerMemory::Create(membership->communicator.get(), kPeerBytes, stream));
+  if (options.all_reduce == "auto") {
+    if (!memory.problem().empty() || memory.shares_device()) {
+      membership->note = absl::StrCat("no peer memory: ",
+                                      memory.shares_device() ? "ranks share a device" : memory.problem());
+      return absl::OkStatus();
+    }
+  } else if (!memory.problem().empty()) {
+    return absl::FailedPreconditionError(absl::StrCat("--all-reduce peer: ", memory.problem()));
+  }
+  DFLASH_ASSIGN_OR_RETURN(
+      membership->communicator,
+      PeerCommunicator::Create(std::move(membership->communicator), std::move(memory), device));
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<Membership> JoinGroup(const MembershipOptions& options, int device,
@@ -81,19 +103,8 @@ absl::StatusOr<Membership> JoinGroup(const MembershipOptions& options, int devic
                                                  stream));
   }
   DFLASH_RETURN_IF_ERROR(membership.communicator->Barrier(stream));
+  DFLASH_RETURN_IF_ERROR(UsePeerMemory(options, device, stream, &membership));
   return membership;
-}
-
-absl::StatusOr<std::string> ReadSecret(const std::string& path) {
-  struct stat info = {};
-  if (stat(path.c_str(), &info) == 0 && (info.st_mode & 077) != 0) {
-    return absl::PermissionDeniedError(
-        absl::StrCat(path, ": others may read the group secret; make it accessible to its owner only"));
-  }
-  DFLASH_ASSIGN_OR_RETURN(std::string text, ReadFile(path, kMaxSecretBytes));
-  text = text.substr(0, text.find('\n'));
-  if (text.empty()) return absl::InvalidArgumentError(absl::StrCat(path, ": the first line is empty"));
-  return text;
 }
 
 }  // namespace dflash

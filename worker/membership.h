@@ -10,8 +10,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "base/shared_segment.h"
 #include "worker/comm/communicator.h"
-#include "worker/comm/shared_segment.h"
 #include "worker/rpc/rank_channel.h"
 
 namespace dflash {
@@ -21,12 +21,16 @@ struct MembershipOptions {
   RankChannelOptions channel;  // size 1: there is no channel
   // "host": shared memory. "nccl". "auto": NCCL for the CUDA backend, else shared memory.
   std::string communicator = "auto";
+  // How rows of few tokens are summed. "peer": through memory that all ranks reach. "communicator": by its
+  // all-reduce. "auto": peer where the ranks' devices reach each other and none is shared.
+  std::string all_reduce = "auto";
   absl::Duration collective_timeout = absl::Seconds(60);
 };
 
 struct Membership {
   std::shared_ptr<SharedSegment> segment;  // of the host communicator
   std::unique_ptr<Communicator> communicator;
+  std::string note;  // about the communicator, for the log; may be empty
   // The rank channel, destroyed before the communicator: rank 0 has a hub, others a link, a group of one
   // none.
   std::unique_ptr<RankHub> hub;
@@ -38,8 +42,5 @@ struct Membership {
 // of the channel and of the communicator.
 absl::StatusOr<Membership> JoinGroup(const MembershipOptions& options, int device,
                                      std::function<void(const absl::Status&)> on_fault);
-
-// The first line of a group's secret file, which only its owner may read. Errors name the file.
-absl::StatusOr<std::string> ReadSecret(const std::string& path);
 
 }  // namespace dflash

@@ -9,6 +9,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "base/group_secret.h"
 #include "daemon/rpc/worker_messages.h"
 #include "dflash/worker/v1/worker.grpc.pb.h"
 
@@ -48,6 +49,10 @@ class GroupClient::Impl final : public grpc::ClientBidiReactor<wire::ServeReques
   void Start() {
     info_request_.set_build(options_.build);
     info_context_.set_wait_for_ready(true);
+    if (!options_.secret.empty()) {
+      for (grpc::ClientContext* context : {&info_context_, &serve_context_})
+        context->AddMetadata(kGroupProofMetadata, CoordinatorProof(options_.secret));
+    }
     stub_->async()->GetGroupInfo(&info_context_, &info_request_, &info_, [this](const grpc::Status& status) {
       if (!status.ok()) return End(absl::StrCat("cannot reach the worker: ", status.error_message()));
       absl::StatusOr<GroupInfo> info = FromMessage(info_, options_.build);

@@ -16,9 +16,10 @@ namespace dflash {
 class GroupClient final : public Group {
  public:
   struct Options {
-    std::string name;     // label of its metrics
-    std::string address;  // "unix:PATH" or "HOST:PORT"
-    std::string build;    // of this program; the worker's must be the same
+    std::string name;         // label of its metrics
+    std::string address;      // "unix:PATH" or "HOST:PORT"
+    std::string build;        // of this program; the worker's must be the same
+    std::string secret = {};  // of the group; empty: none
     absl::Duration heartbeat_period = absl::Milliseconds(500);
     absl::Duration silence_limit = absl::Seconds(5);  // a group that says nothing for so long is lost
     std::function<void()> on_silence = [] {};         // called when that has happened, before OnLost

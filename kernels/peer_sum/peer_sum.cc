@@ -1,6 +1,9 @@
 #include "kernels/peer_sum/peer_sum.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
+#include "base/status.h"
 #include "kernels/device/buffer.h"
 #include "kernels/device/describe.h"
 #include "kernels/peer_sum/peer_area.h"
@@ -9,7 +12,20 @@
 namespace dflash {
 
 int64_t PeerAreas::Bytes(int64_t max_rows, int64_t cols) {
-  return PeerCounterBytes(max_rows) + 2 * max_rows * cols * SizeOf(ActivationDType());
+  return PeerRowsOffset(max_rows) + 2 * max_rows * cols * SizeOf(ActivationDType());
+}
+
+int64_t PeerAreas::RowsThatFit(int64_t bytes, int64_t cols) {
+  int64_t rows = (bytes - kPeerCountersOffset) / (2 * cols * SizeOf(ActivationDType()));
+  while (rows > 0 && Bytes(rows, cols) > bytes) --rows;
+  return std::max<int64_t>(rows, 0);
+}
+
+absl::Status StopPeerSums(const PeerAreas& areas, const Stream& stream) {
+  const uint32_t stop = 1;
+  for (int rank = 0; rank < areas.size; ++rank)
+    DFLASH_RETURN_IF_ERROR(CopyToDevice(areas.area[rank], &stop, sizeof(stop), stream));
+  return absl::OkStatus();
 }
 
 absl::Status PeerSumAddRmsNorm(const PeerAreas& areas, ConstMatrixView product, MatrixView residual,

@@ -26,6 +26,8 @@ struct PeerAreas {
 
   // Of one area.
   static int64_t Bytes(int64_t max_rows, int64_t cols);
+  // The most rows of so many columns for which an area of so many bytes is large enough.
+  static int64_t RowsThatFit(int64_t bytes, int64_t cols);
 };
 
 // residual += sum over the ranks of product, y = norm(residual) as AddRmsNorm: the same bits as an all-reduce
@@ -33,11 +35,18 @@ struct PeerAreas {
 // Every rank calls it with the same shapes, at most areas.max_rows rows, one call after the other. product,
 // residual, y: activation dtype [T, cols], unchanged product; w: bf16 or f32 [1, cols]. May be captured.
 // Waits on the device for the other ranks' rows; when one does not come within `timeout`, *late (int32,
-// device memory, 0 before) becomes 1 + its rank and the results mean nothing. Where ranks share a device,
-// blocks of all rows of all ranks must fit on it, and no rank may allocate, free or load a kernel on it
-// meanwhile. Errors: InvalidArgument when shapes disagree.
+// device memory or pinned, 0 before) becomes 1 + its rank and the results mean nothing. Where ranks share a
+// device, blocks of all rows of all ranks must fit on it, and no rank may allocate, free or load a kernel on
+// it meanwhile. Errors: InvalidArgument when shapes disagree.
 absl::Status PeerSumAddRmsNorm(const PeerAreas& areas, ConstMatrixView product, MatrixView residual,
                                ConstMatrixView w, NormWeight weight, float eps, MatrixView y,
                                absl::Duration timeout, int32_t* late, const Stream& stream);
+
+// What *late becomes when a call ended because the group was stopped.
+inline constexpr int32_t kPeerSumStopped = -1;
+
+// Makes the calls under way on all ranks end and later ones return at once. Does not wait for them; `stream`
+// must not be one that such a call runs on. For a group that is given up: its areas are of no use afterwards.
+absl::Status StopPeerSums(const PeerAreas& areas, const Stream& stream);
 
 }  // namespace dflash

@@ -14,6 +14,7 @@ namespace dflash::backend {
 namespace {
 
 constexpr int kMaxThreads = 1024;
+constexpr uint32_t kLooks = 64;         // for a row, before the clock and the stop word get one
 constexpr int64_t kWarpColumns = 1024;  // up to here AddRmsNorm sums in one warp
 
 struct PeerSumTask {
@@ -41,12 +42,12 @@ __device__ __forceinline__ uint64_t Nanoseconds() {
 }
 
 __device__ __forceinline__ uint32_t* Counters(const PeerAreas& areas, int rank) {
-  return static_cast<uint32_t*>(areas.area[rank]);
+  return reinterpret_cast<uint32_t*>(static_cast<char*>(areas.area[rank]) + kPeerCountersOffset);
 }
 __device__ __forceinline__ __nv_bfloat16* Place(const PeerAreas& areas, int rank, uint32_t count,
                                                 int64_t row) {
-  auto* rows = reinterpret_cast<__nv_bfloat16*>(static_cast<char*>(areas.area[rank]) +
-                                                PeerCounterBytes(areas.max_rows));
+  auto* rows =
+      reinterpret_cast<__nv_bfloat16*>(static_cast<char*>(areas.area[rank]) + PeerRowsOffset(areas.max_rows));
   return rows + ((count & 1) * areas.max_rows + row) * areas.cols;
 }
 
@@ -103,10 +104,16 @@ __global__ void PeerSumKernel(const PeerSumTask task) {
   }
   if (static_cast<int>(threadIdx.x) < areas.size) {
     const uint32_t* counter = Counters(areas, static_cast<int>(threadIdx.x)) + row;
+    const auto* stop = static_cast<const uint32_t*>(areas.area[areas.rank]);
     const uint64_t start = Nanoseconds();
-    while (static_cast<int32_t>(LoadAcquire(counter) - count) < 0) {
+    for (uint32_t looks = 1; static_cast<int32_t>(LoadAcquire(counter) - count) < 0; ++looks) {
+      if (looks % kLooks != 0) continue;
+      if (LoadAcquire(stop) != 0) {
+        *static_cast<volatile int32_t*>(task.late) = kPeerSumStopped;
+        break;
+      }
       if (Nanoseconds() - start > task.timeout_ns) {
-        atomicExch(task.late, 1 + static_cast<int32_t>(threadIdx.x));
+        *static_cast<volatile int32_t*>(task.late) = 1 + static_cast<int32_t>(threadIdx.x);
         break;
       }
     }

@@ -84,11 +84,12 @@ void Process::ReadOutput() {
   changed_.notify_all();
 }
 
-std::optional<std::string> Process::WaitForLine(const std::string& text, absl::Duration patience) {
+std::optional<std::string> Process::WaitForLine(const std::string& text, absl::Duration patience,
+                                                size_t from) {
   std::unique_lock lock(mutex_);
   std::optional<std::string> found;
   changed_.wait_for(lock, absl::ToChronoNanoseconds(patience), [&] {
-    const size_t at = output_.find(text);
+    const size_t at = output_.find(text, from);
     if (at == std::string::npos) return output_ended_;
     const size_t end = output_.find('\n', at);
     if (end == std::string::npos) return output_ended_;

@@ -32,9 +32,10 @@ class Process {
   Process(const Process&) = delete;
   Process& operator=(const Process&) = delete;
 
-  // The first line of output, past or to come, that contains `text`; nullopt when the output ends or
-  // `patience` runs out first.
-  std::optional<std::string> WaitForLine(const std::string& text, absl::Duration patience = kPatience);
+  // The first line of output from byte `from` on, past or to come, that contains `text`; nullopt when the
+  // output ends or `patience` runs out first.
+  std::optional<std::string> WaitForLine(const std::string& text, absl::Duration patience = kPatience,
+                                         size_t from = 0);
   // Exit code, or 128 + signal; nullopt when it still runs after `patience`. The output is complete then.
   std::optional<int> WaitForExit(absl::Duration patience = kPatience);
   void Signal(int signal);

@@ -58,8 +58,8 @@ class GuardedServer {
  public:
   explicit GuardedServer(const std::vector<std::string>& flags, const std::string& ops_host = "127.0.0.1")
       : process_(Command(flags, ops_host)) {
-    const std::optional<std::string> line = process_.WaitForLine("dflashd: serving on ");
-    if (!line) {
+    const std::optional<std::string> line = process_.WaitForLine("dflashd: listening on ");
+    if (!line || !process_.WaitForLine("dflashd: ready")) {
       ADD_FAILURE() << process_.output();
       return;
     }
@@ -67,7 +67,7 @@ class GuardedServer {
       const size_t begin = line->find(':', line->find(before) + before.size()) + 1;
       return line->substr(begin, line->find_first_not_of("0123456789", begin) - begin);
     };
-    address = "127.0.0.1:" + port_after("dflashd: serving on ");
+    address = "127.0.0.1:" + port_after("dflashd: listening on ");
     ops_address = "127.0.0.1:" + port_after("ops on ");
     admin_address = "127.0.0.1:" + port_after("admin on ");
   }

@@ -34,10 +34,13 @@ std::string DflashctlPath() { return DFLASHCTL_PATH; }
 std::string DflashdPath() { return DFLASHD_PATH; }
 std::string LeavingWorkerPath() { return LEAVING_WORKER_PATH; }
 
-std::vector<std::string> ServerCommand(const std::vector<std::string>& flags) {
+std::string WorkerPath() { return DFLASH_WORKER_PATH; }
+std::string TinyTarget() { return SourcePath("models/tiny-qwen3.6"); }
+
+std::vector<std::string> ServerCommand(const std::vector<std::string>& flags, const std::string& target) {
   std::vector<std::string> command = {DflashdPath(),
                                       "--model",
-                                      SourcePath("models/tiny-qwen3.6"),
+                                      target,
                                       "--draft-model",
                                       SourcePath("models/tiny-qwen3.6-dflash"),
                                       "--listen",
@@ -69,14 +72,14 @@ std::string HttpGet(const std::string& address, const std::string& target) {
   return error || response.result() != http::status::ok ? std::string() : response.body();
 }
 
-Server::Server(const std::vector<std::string>& flags) : process_(ServerCommand(flags)) {
-  // Printed once the worker has loaded the model.
-  const std::optional<std::string> line = process_.WaitForLine("dflashd: serving on ");
-  if (!line) {
+Server::Server(const std::vector<std::string>& flags, const std::string& target)
+    : process_(ServerCommand(flags, target)) {
+  const std::optional<std::string> line = process_.WaitForLine("dflashd: listening on ");
+  if (!line || !process_.WaitForLine("dflashd: ready")) {
     ADD_FAILURE() << "dflashd does not serve:\n" << process_.output();
     return;
   }
-  address_ = AddressAfter(*line, "serving on ");
+  address_ = AddressAfter(*line, "listening on ");
   ops_address_ = AddressAfter(*line, "ops on ");
   admin_address_ = AddressAfter(*line, "admin on ");
   channel_ = grpc::CreateChannel(address_, grpc::InsecureChannelCredentials());
@@ -159,15 +162,24 @@ OpenStream::~OpenStream() {
 bool OpenStream::ReadFirstTokens() {
   v1::GenerateResponse response;
   while (reader_->Read(&response)) {
-    if (response.has_chunk() && response.chunk().token_ids_size() > 0) return true;
+    tokens_ += static_cast<uint64_t>(response.chunk().token_ids_size());
+    if (tokens_ > 0) return true;
+  }
+  return false;
+}
+
+bool OpenStream::ReadStarted() {
+  v1::GenerateResponse response;
+  while (reader_->Read(&response)) {
+    tokens_ += static_cast<uint64_t>(response.chunk().token_ids_size());
+    if (response.has_started()) return true;
   }
   return false;
 }
 
 grpc::Status OpenStream::Finish() {
   v1::GenerateResponse response;
-  while (reader_->Read(&response)) {
-  }
+  while (reader_->Read(&response)) tokens_ += static_cast<uint64_t>(response.chunk().token_ids_size());
   finished_ = true;
   return reader_->Finish();
 }

@@ -17,13 +17,17 @@ std::string DflashctlPath();
 std::string DflashdPath();
 std::string LeavingWorkerPath();  // leaving_worker.cc
 
-// The command line of a daemon on the small pair and free ports, with `flags` added.
-std::vector<std::string> ServerCommand(const std::vector<std::string>& flags = {});
+std::string WorkerPath();  // dflash-worker
+std::string TinyTarget();  // folder of the small target
+// The command line of a daemon on the small pair (or another target's folder) and free ports, with `flags`
+// added.
+std::vector<std::string> ServerCommand(const std::vector<std::string>& flags = {},
+                                       const std::string& target = TinyTarget());
 
 class Server {
  public:
   // Starts the daemon and waits until it serves. Fails the test when it does not.
-  explicit Server(const std::vector<std::string>& flags = {});
+  explicit Server(const std::vector<std::string>& flags = {}, const std::string& target = TinyTarget());
   // Asks it to end, so that it cleans up behind itself, and waits.
   ~Server();
 
@@ -70,6 +74,9 @@ class OpenStream {
   ~OpenStream();
   // Reads until the first chunk with tokens; false when the stream ends before.
   bool ReadFirstTokens();
+  // Reads until the request has its place in a group.
+  bool ReadStarted();
+  uint64_t tokens() const { return tokens_; }  // read so far
   void Cancel() { context_.TryCancel(); }
   // Reads to the end.
   grpc::Status Finish();
@@ -78,6 +85,7 @@ class OpenStream {
   grpc::ClientContext context_;
   std::unique_ptr<grpc::ClientReader<v1::GenerateResponse>> reader_;
   bool finished_ = false;
+  uint64_t tokens_ = 0;
 };
 
 // Requests.

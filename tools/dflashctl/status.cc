@@ -42,10 +42,12 @@ std::string StatusText(const v1::GetModelInfoResponse& model, const v1::GetLoadR
                        load.max_waiting_prompt_tokens(), load.uptime_seconds()));
   for (const v1::GroupLoad& group : load.groups()) {
     std::string state = v1::GroupState_Name(group.state()).substr(std::string("GROUP_STATE_").size());
-    std::string value =
-        absl::StrCat(state, ", leader pid ", group.leader_pid(), ", ", group.running(), " of ",
-                     group.state_slots(), " slots, ", group.cache_pages_total() - group.cache_pages_free(),
-                     " of ", group.cache_pages_total(), " pages");
+    std::string value = state;
+    if (group.cache_pages_total() > 0) {  // else it has not been ready yet
+      absl::StrAppend(&value, ", leader pid ", group.leader_pid(), ", ", group.running(), " of ",
+                      group.state_slots(), " slots, ", group.cache_pages_total() - group.cache_pages_free(),
+                      " of ", group.cache_pages_total(), " pages");
+    }
     if (group.speculation_rounds() > 0) {
       const auto rounds = static_cast<double>(group.speculation_rounds());
       absl::StrAppend(&value, absl::StrFormat(", %d rounds of %.2f tokens, %.1f%% of %d drafts accepted",

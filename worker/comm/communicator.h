@@ -7,7 +7,9 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "base/dtype.h"
+#include "base/matrix_view.h"
 #include "kernels/device/stream.h"
+#include "kernels/rms_norm/rms_norm.h"
 
 namespace dflash {
 
@@ -47,6 +49,12 @@ class Communicator {
   // data[0, bytes) = rank root's data[0, bytes).
   virtual absl::Status Broadcast(void* data, int64_t bytes, int root, const Stream& stream) = 0;
 
+  // residual += sum over the ranks of product, then y = RmsNorm(residual): the same bits as AllReduce of
+  // product and then AddRmsNorm, whose arguments these are; product [T, D] is dense and may be overwritten.
+  // One step where an implementation has one.
+  virtual absl::Status AllReduceAddRmsNorm(MatrixView product, MatrixView residual, ConstMatrixView w,
+                                           NormWeight weight, float eps, MatrixView y, const Stream& stream);
+
   // Returns when every rank has called it and the work that each stream had been given before is done.
   virtual absl::Status Barrier(const Stream& stream) = 0;
 
@@ -64,7 +72,7 @@ class Communicator {
   virtual bool capturable() const = 0;
   virtual absl::Duration timeout() const = 0;
 
-  // Name for logs and metrics: "solo", "host", "nccl".
+  // Name for logs and metrics: "solo", "host", "nccl", "host+peer", "nccl+peer".
   virtual const char* name() const = 0;
 };
 

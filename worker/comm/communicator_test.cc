@@ -17,6 +17,7 @@
 #include "worker/comm/host_communicator.h"
 #include "worker/comm/solo_communicator.h"
 #include "worker/comm/testing/communicator_law.h"
+#include "worker/comm/testing/rank_process.h"
 
 namespace dflash {
 namespace {
@@ -203,54 +204,21 @@ TEST(HostCommunicator, BadArguments) {
 
 // --- processes ---------------------------------------------------------------------------------------------
 
-// A forked rank: joins through the parent's descriptor, works, and ends with 0 when its work was OK.
-class RankProcess {
- public:
-  RankProcess(const SharedSegment& segment, int rank, const HostCommunicator::Options& options,
-              const std::function<absl::Status(Communicator&, const Stream&)>& work) {
-    const int parent = getpid(), fd = segment.fd();
-    const int64_t bytes = segment.bytes();
-    pid_ = fork();
-    if (pid_ != 0) return;
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    const absl::Status result = [&] {
-      DFLASH_ASSIGN_OR_RETURN(SharedSegment opened, SharedSegment::Open(parent, fd, bytes));
-      DFLASH_ASSIGN_OR_RETURN(
-          const auto comm,
-          HostCommunicator::Join(std::make_shared<SharedSegment>(std::move(opened)), rank, options));
-      const Stream stream = MakeStream();
-      return work(*comm, stream);
-    }();
-    if (!result.ok()) std::fprintf(stderr, "rank %d: %s\n", rank, result.ToString().c_str());
-    _exit(result.ok() ? 0 : 1);
-  }
-  ~RankProcess() {
-    kill(pid_, SIGKILL);
-    Wait();
-  }
-  void Signal(int number) { kill(pid_, number); }
-  // Exit code, or 128 + signal.
-  int Wait() {
-    if (ended_) return code_;
-    int status = 0;
-    waitpid(pid_, &status, 0);
-    ended_ = true;
-    code_ = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-    return code_;
-  }
-
- private:
-  pid_t pid_ = -1;
-  bool ended_ = false;
-  int code_ = -1;
-};
+// The work of a process on its communicator.
+using Work = std::function<absl::Status(Communicator&, const Stream&)>;
+std::unique_ptr<testing::RankProcess> StartRank(const SharedSegment& segment, int rank,
+                                                const HostCommunicator::Options& options, const Work& work) {
+  return std::make_unique<testing::RankProcess>(
+      segment, rank, options,
+      [&](std::unique_ptr<Communicator> comm, const Stream& stream) { return work(*comm, stream); });
+}
 
 TEST_P(HostGroup, LawsWithProcesses) {
   const HostCommunicator::Options options = {.size = GetParam(), .timeout = absl::Seconds(60)};
   const SharedSegment segment = HostCommunicator::CreateSegment(options).value();
-  std::vector<std::unique_ptr<RankProcess>> ranks;
+  std::vector<std::unique_ptr<testing::RankProcess>> ranks;
   for (int rank = 0; rank < GetParam(); ++rank) {
-    ranks.push_back(std::make_unique<RankProcess>(segment, rank, options, testing::CheckCommunicator));
+    ranks.push_back(StartRank(segment, rank, options, testing::CheckCommunicator));
   }
   for (auto& rank : ranks) EXPECT_EQ(rank->Wait(), 0);
 }
@@ -268,12 +236,11 @@ absl::Status SumUntil(Communicator& comm, const Stream& stream, absl::StatusCode
 TEST(HostCommunicator, AKilledProcessIsNoticed) {
   const HostCommunicator::Options options = {.size = 4, .timeout = absl::InfiniteDuration()};
   auto segment = std::make_shared<SharedSegment>(HostCommunicator::CreateSegment(options).value());
-  std::vector<std::unique_ptr<RankProcess>> ranks;
+  std::vector<std::unique_ptr<testing::RankProcess>> ranks;
   for (int rank = 1; rank < 4; ++rank) {
-    ranks.push_back(
-        std::make_unique<RankProcess>(*segment, rank, options, [](Communicator& comm, const Stream& stream) {
-          return SumUntil(comm, stream, absl::StatusCode::kUnavailable, "rank 2 (process");
-        }));
+    ranks.push_back(StartRank(*segment, rank, options, [](Communicator& comm, const Stream& stream) {
+      return SumUntil(comm, stream, absl::StatusCode::kUnavailable, "rank 2 (process");
+    }));
   }
   const auto comm = HostCommunicator::Join(segment, 0, options).value();
   const Stream stream = MakeStream();
@@ -288,12 +255,11 @@ TEST(HostCommunicator, AKilledProcessIsNoticed) {
 TEST(HostCommunicator, AStoppedProcessRunsIntoTheDeadline) {
   const HostCommunicator::Options options = {.size = 3, .timeout = absl::Seconds(1)};
   auto segment = std::make_shared<SharedSegment>(HostCommunicator::CreateSegment(options).value());
-  std::vector<std::unique_ptr<RankProcess>> ranks;
+  std::vector<std::unique_ptr<testing::RankProcess>> ranks;
   for (int rank = 1; rank < 3; ++rank) {
-    ranks.push_back(
-        std::make_unique<RankProcess>(*segment, rank, options, [](Communicator& comm, const Stream& stream) {
-          return SumUntil(comm, stream, absl::StatusCode::kDeadlineExceeded, "rank 1 did not come within 1s");
-        }));
+    ranks.push_back(StartRank(*segment, rank, options, [](Communicator& comm, const Stream& stream) {
+      return SumUntil(comm, stream, absl::StatusCode::kDeadlineExceeded, "rank 1 did not come within 1s");
+    }));
   }
   const auto comm = HostCommunicator::Join(segment, 0, {.size = 3, .timeout = absl::Seconds(60)}).value();
   const Stream stream = MakeStream();

@@ -1,6 +1,5 @@
 #include "worker/comm/host_communicator.h"
 
-#include <linux/futex.h>
 #include <poll.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -8,13 +7,13 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <climits>
 #include <cstring>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/futex.h"
 #include "base/status.h"
 #include "kernels/device/buffer.h"
 
@@ -74,15 +73,7 @@ int64_t HeaderBytes(int size) {
   return (bytes + 4095) / 4096 * 4096;
 }
 
-void FutexWake(std::atomic<uint32_t>* word) {
-  syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
-}
-
-// Returns when the word may have changed, at the latest after `timeout`.
-void FutexWait(std::atomic<uint32_t>* word, uint32_t expected, absl::Duration timeout) {
-  timespec time = absl::ToTimespec(std::max(timeout, absl::Microseconds(1)));
-  syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), FUTEX_WAIT, expected, &time, nullptr, 0);
-}
+uint32_t* WordOf(std::atomic<uint32_t>& counter) { return reinterpret_cast<uint32_t*>(&counter); }
 
 absl::Status CheckOptions(const HostCommunicator::Options& options) {
   if (options.size < 1 || options.size > HostCommunicator::kMaxRanks) {
@@ -167,7 +158,7 @@ class HostCommunicator::Impl {
     }
     exchanges_ = current;
     parity_ = parity;
-    FutexWake(&Rank(rank_).counter);
+    FutexWake(WordOf(Rank(rank_).counter));
     const absl::Time deadline = absl::Now() + options_.timeout;
     for (int peer = 0; peer < options_.size; ++peer) {
       if (peer == rank_) continue;
@@ -190,7 +181,7 @@ class HostCommunicator::Impl {
     }
     for (int peer = 0; peer < options_.size; ++peer) {
       Rank(peer).counter.fetch_or(kAborted);
-      FutexWake(&Rank(peer).counter);
+      FutexWake(WordOf(Rank(peer).counter));
     }
   }
 
@@ -243,7 +234,7 @@ class HostCommunicator::Impl {
         Abort(status);
         return status;
       }
-      FutexWait(&counter, now, std::min(kLookForDead, deadline - time));
+      FutexWait(WordOf(counter), now, std::min(kLookForDead, deadline - time));
       if (counter.load(std::memory_order_acquire) == now && IsDead(peer)) {
         const absl::Status status = absl::UnavailableError(
             absl::StrCat("rank ", peer, " (process ", Rank(peer).pid.load(), ") is gone"));

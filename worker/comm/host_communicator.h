@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/shared_segment.h"
 #include "worker/comm/communicator.h"
-#include "worker/comm/shared_segment.h"
 
 namespace dflash {
 

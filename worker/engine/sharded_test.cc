@@ -10,6 +10,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "worker/comm/peer_communicator.h"
 #include "worker/testing/rank_threads.h"
 
 namespace dflash {
@@ -27,6 +28,7 @@ struct Group {
   int size = 1;
   int64_t shard_residual_rows = kNeverSharded;
   DraftPlacement placement = DraftPlacement::kRankZero;
+  bool peer_memory = false;
 };
 
 std::string NameOf(const Group& group) {
@@ -34,7 +36,8 @@ std::string NameOf(const Group& group) {
          (group.shard_residual_rows == kNeverSharded ? "replicated"
           : group.shard_residual_rows == 1           ? "sharded"
                                                      : "mixed") +
-         (group.placement == DraftPlacement::kSharded ? "_drafter_sharded" : "");
+         (group.placement == DraftPlacement::kSharded ? "_drafter_sharded" : "") +
+         (group.peer_memory ? "_peer_memory" : "");
 }
 
 TinyPairOptions OptionsFor(const Group& group) {
@@ -50,7 +53,9 @@ INSTANTIATE_TEST_SUITE_P(TinyPair, GoldenGroup,
                          ::testing::Values(Group{2}, Group{2, 1}, Group{2, 0}, Group{4}, Group{4, 1},
                                            Group{1, 0, DraftPlacement::kSharded},
                                            Group{2, 0, DraftPlacement::kSharded},
-                                           Group{2, 1, DraftPlacement::kSharded}),
+                                           Group{2, 1, DraftPlacement::kSharded},
+                                           Group{2, 0, DraftPlacement::kRankZero, true},
+                                           Group{4, 0, DraftPlacement::kRankZero, true}),
                          [](const auto& info) { return NameOf(info.param); });
 
 TEST_P(GoldenGroup, ReplayIsIdentical) {
@@ -58,10 +63,14 @@ TEST_P(GoldenGroup, ReplayIsIdentical) {
   ASSERT_EQ(prompts.size(), 21u);
   std::vector<GenerationRequest> requests;
   for (const GoldenPrompt& prompt : prompts) requests.push_back(testing::GoldenRequest(prompt));
-  auto group = RankThreads::Load(GetParam().size, OptionsFor(GetParam()));
+  auto group = RankThreads::Load(GetParam().size, OptionsFor(GetParam()), {}, GetParam().peer_memory);
   ASSERT_TRUE(group.ok()) << group.status();
   const auto ranks = (*group)->RunRequests(requests);
   ASSERT_TRUE(ranks.ok()) << ranks.status();
+  if (GetParam().peer_memory) {
+    auto& communicator = static_cast<const PeerCommunicator&>((*group)->pair(0).target->communicator());
+    EXPECT_GT(communicator.peer_sums(), 1000);
+  }
   // Where near ties may fall otherwise, the group's own text without drafts is the reference.
   const bool golden_lengths = BackendDemands().same_tokens;
   if (!golden_lengths) {

@@ -47,6 +47,10 @@ absl::Status ResidualStream::Norm(ConstMatrixView weight) {
 }
 
 absl::Status ResidualStream::AddNorm(ConstMatrixView weight) {
+  if (!sharded()) {
+    return communicator_->AllReduceAddRmsNorm(product(), Share(scratch_.hidden), weight, NormWeight::kOnePlus,
+                                              eps_, Share(scratch_.normed), *stream_);
+  }
   DFLASH_RETURN_IF_ERROR(Sum(scratch_.product));
   DFLASH_RETURN_IF_ERROR(AddRmsNorm(Share(scratch_.hidden), Share(scratch_.product), weight,
                                     NormWeight::kOnePlus, eps_, Share(scratch_.normed), *stream_));

@@ -22,8 +22,8 @@ struct RankChannelOptions {
   // user. "tcp:HOST:PORT": needs a secret.
   std::string address;
   std::string group_id;
-  uint64_t epoch = 0;
-  int size = 0;  // of the group, >= 2
+  uint64_t epoch = 0;  // of a member, 0: whatever the leader's is (ranks of another host)
+  int size = 0;        // of the group, >= 2
   std::string build;
   std::string options;  // what all ranks must have been started with
   std::string secret;   // of the group; at least 16 bytes. Empty: none, Unix sockets only
@@ -68,7 +68,7 @@ class RankHub final : public PlanSender {
   absl::Status AwaitJoined();
   // Waits until every member has loaded and compares it with `ours`. FailedPrecondition naming rank and
   // difference; DeadlineExceeded; the fault.
-  absl::Status AwaitReady(const RankReady& ours, absl::Duration timeout);
+  absl::Status AwaitReady(const RankReady& ours, absl::Time deadline);
 
   // Any thread. ResourceExhausted: the plan exceeds a frame. Unavailable: the fault.
   absl::Status Send(const RankPlan& plan) override;

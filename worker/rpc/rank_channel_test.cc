@@ -140,7 +140,7 @@ TEST(RankChannel, PlansArriveWholeAndInOrder) {
   }
   const RankReady ready = {.feature_contract = "taps=1", .configuration = "c", .bytes_read = 5};
   for (const auto& link : group.links) EXPECT_EQ(link->SendReady(ready), absl::OkStatus());
-  EXPECT_EQ(group.hub->AwaitReady(ready, kPatience), absl::OkStatus());
+  EXPECT_EQ(group.hub->AwaitReady(ready, absl::Now() + kPatience), absl::OkStatus());
   EXPECT_EQ(group.hub->Members()[2].bytes_read, 5);
   for (uint64_t number = 1; number <= 300; ++number) {
     RankPlan plan = SomePlan(number);
@@ -299,21 +299,21 @@ TEST(RankChannel, RanksMustHaveLoadedTheSame) {
             absl::OkStatus());
   EXPECT_THAT(std::string(group.hub
                               ->AwaitReady({.feature_contract = "a", .configuration = "c", .bytes_read = 0},
-                                           absl::Milliseconds(50))
+                                           absl::Now() + absl::Milliseconds(50))
                               .message()),
-              HasSubstr("did not load within 50ms: 2"));
+              HasSubstr("not loaded in time: 2"));
   EXPECT_EQ(group.links[1]->SendReady({.feature_contract = "a", .configuration = "d", .bytes_read = 0}),
             absl::OkStatus());
-  EXPECT_THAT(
-      std::string(
-          group.hub->AwaitReady({.feature_contract = "a", .configuration = "c", .bytes_read = 0}, kPatience)
-              .message()),
-      HasSubstr("rank 2 has another configuration: 'd', the leader 'c'"));
-  EXPECT_THAT(
-      std::string(
-          group.hub->AwaitReady({.feature_contract = "b", .configuration = "c", .bytes_read = 0}, kPatience)
-              .message()),
-      HasSubstr("rank 1 has another feature contract"));
+  EXPECT_THAT(std::string(group.hub
+                              ->AwaitReady({.feature_contract = "a", .configuration = "c", .bytes_read = 0},
+                                           absl::Now() + kPatience)
+                              .message()),
+              HasSubstr("rank 2 has another configuration: 'd', the leader 'c'"));
+  EXPECT_THAT(std::string(group.hub
+                              ->AwaitReady({.feature_contract = "b", .configuration = "c", .bytes_read = 0},
+                                           absl::Now() + kPatience)
+                              .message()),
+              HasSubstr("rank 1 has another feature contract"));
 }
 
 TEST(RankChannel, ALostMemberIsAFault) {
@@ -476,9 +476,9 @@ TEST(RankChannel, FramesOfAnotherEpochAreDropped) {
   frame.set_epoch(options.epoch);
   frame.mutable_ready()->set_configuration("this life");
   member.Send(frame);
-  EXPECT_EQ(
-      hub->AwaitReady({.feature_contract = "", .configuration = "this life", .bytes_read = 0}, kPatience),
-      absl::OkStatus());
+  EXPECT_EQ(hub->AwaitReady({.feature_contract = "", .configuration = "this life", .bytes_read = 0},
+                            absl::Now() + kPatience),
+            absl::OkStatus());
   EXPECT_EQ(hub->dropped_frames(), 1);
   EXPECT_EQ(fault.calls(), 0);
   // What no rank says is a fault, not a crash.
@@ -526,7 +526,8 @@ TEST(RankChannel, StrangersCannotDisturbAFormation) {
   EXPECT_EQ(hub->AwaitJoined(), absl::OkStatus());
   EXPECT_EQ((*link)->SendReady({.feature_contract = "f", .configuration = "c", .bytes_read = 0}),
             absl::OkStatus());
-  EXPECT_EQ(hub->AwaitReady({.feature_contract = "f", .configuration = "c", .bytes_read = 0}, kPatience),
+  EXPECT_EQ(hub->AwaitReady({.feature_contract = "f", .configuration = "c", .bytes_read = 0},
+                            absl::Now() + kPatience),
             absl::OkStatus());
   EXPECT_EQ(fault.calls(), 0);
 }

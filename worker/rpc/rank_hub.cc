@@ -15,6 +15,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
+#include "base/group_secret.h"
 #include "base/status.h"
 #include "worker/rpc/rank_channel.h"
 #include "worker/rpc/rank_connection.h"
@@ -31,16 +32,15 @@ constexpr absl::Duration kTick = absl::Milliseconds(50);
 constexpr absl::Duration kJoinTime = absl::Seconds(5);  // from the connection to a valid Join
 constexpr size_t kStrangers = 8;                        // connections at a time that have not joined
 constexpr size_t kJoinFrameBytes = 64 << 10;
-constexpr size_t kShortestSecret = 16;
 
 absl::Status CheckOptions(const RankChannelOptions& options, const RankAddress& address) {
   if (options.size < 2)
     return absl::InvalidArgumentError("a group of fewer than two ranks has no rank channel");
   if (address.is_tcp() && options.secret.empty())
     return absl::InvalidArgumentError(absl::StrCat(options.address, ": ranks over TCP need a group secret"));
-  if (!options.secret.empty() && options.secret.size() < kShortestSecret)
+  if (!options.secret.empty() && options.secret.size() < static_cast<size_t>(kShortestGroupSecret))
     return absl::InvalidArgumentError(
-        absl::StrCat("a group secret of fewer than ", kShortestSecret, " bytes"));
+        absl::StrCat("a group secret of fewer than ", kShortestGroupSecret, " bytes"));
   return absl::OkStatus();
 }
 
@@ -142,18 +142,17 @@ class RankHub::Impl : public std::enable_shared_from_this<Impl> {
         absl::StrJoin(missing, ", "), last_refusal_.empty() ? "" : "; last refusal: ", last_refusal_));
   }
 
-  absl::Status AwaitReady(const RankReady& ours, absl::Duration timeout) {
+  absl::Status AwaitReady(const RankReady& ours, absl::Time deadline) {
     absl::MutexLock lock(&mutex_);
     const auto is_ready = [](const Member& member) { return member.ready.has_value(); };
     const auto done = [&, this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
       return !fault_.ok() || Missing(is_ready).empty();
     };
-    mutex_.AwaitWithTimeout(absl::Condition(&done), timeout);
+    mutex_.AwaitWithDeadline(absl::Condition(&done), deadline);
     DFLASH_RETURN_IF_ERROR(fault_);
     if (const std::vector<int> missing = Missing(is_ready); !missing.empty()) {
-      return absl::DeadlineExceededError(absl::StrCat("ranks that did not load within ",
-                                                      absl::FormatDuration(timeout), ": ",
-                                                      absl::StrJoin(missing, ", ")));
+      return absl::DeadlineExceededError(
+          absl::StrCat("ranks that have not loaded in time: ", absl::StrJoin(missing, ", ")));
     }
     for (size_t rank = 1; rank < members_.size(); ++rank) {
       const RankReady& theirs = *members_[rank].ready;
@@ -481,8 +480,8 @@ absl::StatusOr<std::unique_ptr<RankHub>> RankHub::Listen(const RankChannelOption
 }
 
 absl::Status RankHub::AwaitJoined() { return impl_->AwaitJoined(); }
-absl::Status RankHub::AwaitReady(const RankReady& ours, absl::Duration timeout) {
-  return impl_->AwaitReady(ours, timeout);
+absl::Status RankHub::AwaitReady(const RankReady& ours, absl::Time deadline) {
+  return impl_->AwaitReady(ours, deadline);
 }
 absl::Status RankHub::Send(const RankPlan& plan) { return impl_->Send(plan); }
 void RankHub::End(const absl::Status& reason) { impl_->End(reason); }

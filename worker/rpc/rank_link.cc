@@ -27,6 +27,7 @@ class RankLink::Impl {
  public:
   Impl(const RankChannelOptions& options, int rank, std::function<void(const absl::Status&)> on_fault)
       : options_(options),
+        epoch_(options.epoch),
         rank_(rank),
         on_fault_(std::move(on_fault)),
         work_(asio::make_work_guard(io_)),
@@ -90,7 +91,7 @@ class RankLink::Impl {
  private:
   wire::RankFrame NewFrame() const {
     wire::RankFrame frame;
-    frame.set_epoch(options_.epoch);
+    frame.set_epoch(epoch_);
     return frame;
   }
 
@@ -122,6 +123,9 @@ class RankLink::Impl {
       return absl::DeadlineExceededError("the connection takes too long");
     }
     if (error) return absl::UnavailableError(error.message());
+    // Where nobody listens yet, a connection may get the very port that it dials, and meet itself.
+    if (address.is_tcp() && socket.local_endpoint(error) == socket.remote_endpoint(error))
+      return absl::UnavailableError("nobody listens there yet");
     if (address.is_tcp()) socket.set_option(asio::ip::tcp::no_delay(true), error);
     return socket;
   }
@@ -177,7 +181,8 @@ class RankLink::Impl {
   }
 
   void OnFrame(wire::RankFrame frame) {
-    if (frame.has_challenge()) {
+    if (frame.has_challenge() && !joined_) {
+      if (options_.epoch == 0) epoch_ = frame.epoch();
       nonce_ = RandomNonce();
       wire::RankFrame answer = NewFrame();
       wire::Join& join = *answer.mutable_join();
@@ -187,16 +192,16 @@ class RankLink::Impl {
       join.set_build(options_.build);
       join.set_options(options_.options);
       join.set_nonce(nonce_);
-      join.set_proof(Proof(options_.secret, "join", frame.challenge().nonce(), options_.group_id, join.rank(),
-                           options_.epoch));
+      join.set_proof(
+          Proof(options_.secret, "join", frame.challenge().nonce(), options_.group_id, join.rank(), epoch_));
       (void)connection_->Send(answer);
       return;
     }
     if (frame.has_abort() && !joined_) return Answer(FromAbort(frame.abort()));
-    if (frame.epoch() != options_.epoch) return;  // of a leader that is no longer ours
+    if (frame.epoch() != epoch_) return;  // of a leader that is no longer ours
     if (frame.has_welcome() && !joined_) {
       if (!SameProof(frame.welcome().proof(), Proof(options_.secret, "welcome", nonce_, options_.group_id,
-                                                    static_cast<uint32_t>(rank_), options_.epoch)))
+                                                    static_cast<uint32_t>(rank_), epoch_)))
         return Answer(absl::UnauthenticatedError("the leader does not know the group secret"));
       transport_ = {.host_pid = frame.welcome().host().pid(),
                     .host_fd = frame.welcome().host().fd(),
@@ -282,6 +287,7 @@ class RankLink::Impl {
   }
 
   const RankChannelOptions options_;
+  std::atomic<uint64_t> epoch_;  // written before joined_
   const int rank_;
   const std::function<void(const absl::Status&)> on_fault_;
   asio::io_context io_{1};

@@ -1,13 +1,12 @@
 #include "worker/rpc/rank_messages.h"
 
 #include <openssl/crypto.h>
-#include <openssl/evp.h>
-#include <openssl/hmac.h>
 #include <openssl/rand.h>
 
 #include <array>
 
 #include "base/check.h"
+#include "base/sha256.h"
 
 namespace dflash {
 
@@ -133,12 +132,7 @@ std::string Proof(const std::string& secret, const std::string& purpose, const s
   const auto add = [&](const std::string& part) { text += std::to_string(part.size()) + ":" + part; };
   for (const std::string& part : {purpose, nonce, group_id, std::to_string(rank), std::to_string(epoch)})
     add(part);
-  std::array<unsigned char, EVP_MAX_MD_SIZE> digest{};
-  unsigned int size = 0;
-  DFLASH_CHECK(HMAC(EVP_sha256(), secret.data(), static_cast<int>(secret.size()),
-                    reinterpret_cast<const unsigned char*>(text.data()), text.size(), digest.data(),
-                    &size) != nullptr);
-  return std::string(reinterpret_cast<const char*>(digest.data()), size);
+  return HmacSha256(secret, text);
 }
 
 bool SameProof(const std::string& a, const std::string& b) {

@@ -1,6 +1,7 @@
 #include "worker/rpc/worker_server.h"
 
 #include <grpcpp/grpcpp.h>
+#include <openssl/crypto.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -14,6 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "base/group_secret.h"
 #include "dflash/worker/v1/worker.grpc.pb.h"
 #include "worker/rpc/messages.h"
 
@@ -72,8 +74,12 @@ class WorkerServer::Impl final : public wire::WorkerService::CallbackService {
   grpc::ServerUnaryReactor* GetGroupInfo(grpc::CallbackServerContext* context,
                                          const wire::GetGroupInfoRequest* request,
                                          wire::GetGroupInfoResponse* response) override {
-    Heard();
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    if (!Knows(*context)) {
+      reactor->Finish(Stranger());
+      return reactor;
+    }
+    Heard();
     if (request->build() != options_.identity.build) {
       reactor->Finish({grpc::StatusCode::FAILED_PRECONDITION,
                        absl::StrCat("the worker is build ", options_.identity.build, ", the coordinator ",
@@ -93,6 +99,19 @@ class WorkerServer::Impl final : public wire::WorkerService::CallbackService {
  private:
   class Stream;
   class Sink;
+
+  // Whether the caller knows the group's secret.
+  bool Knows(const grpc::CallbackServerContext& context) const {
+    if (options_.secret.empty()) return true;
+    const auto [begin, end] = context.client_metadata().equal_range(kGroupProofMetadata);
+    if (begin == end) return false;
+    const std::string expected = CoordinatorProof(options_.secret);
+    return begin->second.size() == expected.size() &&
+           CRYPTO_memcmp(begin->second.data(), expected.data(), expected.size()) == 0;
+  }
+  static grpc::Status Stranger() {
+    return {grpc::StatusCode::UNAUTHENTICATED, "the proof of the group secret is missing or wrong"};
+  }
 
   void Heard() { last_heard_ns_.store(absl::ToUnixNanos(absl::Now()), std::memory_order_relaxed); }
 
@@ -299,18 +318,21 @@ void WorkerServer::Impl::Stream::TakeSubmit(wire::Submit&& submit) {
 }
 
 grpc::ServerBidiReactor<wire::ServeRequest, wire::ServeResponse>* WorkerServer::Impl::Serve(
-    grpc::CallbackServerContext*) {
+    grpc::CallbackServerContext* context) {
   // Refuses with a status, without reading.
   class Refusal final : public grpc::ServerBidiReactor<wire::ServeRequest, wire::ServeResponse> {
    public:
-    Refusal() { Finish({grpc::StatusCode::FAILED_PRECONDITION, "the group is served already"}); }
+    explicit Refusal(const grpc::Status& status) { Finish(status); }
     void OnDone() override { delete this; }
   };
+  if (!Knows(*context)) return new Refusal(Stranger());
   Heard();
   auto stream = std::make_shared<Stream>(this, static_cast<uint64_t>(options_.identity.max_sequences));
   {
     absl::MutexLock lock(&mutex_);
-    if (stream_ != nullptr || ended_ || stopping_) return new Refusal();
+    if (stream_ != nullptr || ended_ || stopping_) {
+      return new Refusal({grpc::StatusCode::FAILED_PRECONDITION, "the group is served already"});
+    }
     stream_ = stream;
   }
   stream->Begin(stream);

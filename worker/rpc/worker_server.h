@@ -51,6 +51,7 @@ class WorkerServer {
   struct Options {
     std::string listen;  // "unix:PATH" (made with mode 0600) or "HOST:PORT"
     GroupIdentity identity;
+    std::string secret = {};  // of the group: who does not know it is refused. Empty: everybody may call
     absl::Duration heartbeat_period = absl::Milliseconds(500);
     absl::Duration metrics_period = absl::Seconds(1);
     absl::Duration silence_limit = absl::Seconds(5);  // the coordinator counts as lost after it

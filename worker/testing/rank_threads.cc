@@ -5,11 +5,18 @@
 
 #include "base/status.h"
 #include "worker/comm/host_communicator.h"
+#include "worker/comm/peer_communicator.h"
+#include "worker/comm/peer_memory.h"
 
 namespace dflash::testing {
+namespace {
+
+constexpr int64_t kPeerBytes = int64_t{1} << 20;
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<RankThreads>> RankThreads::Load(int size, const TinyPairOptions& options,
-                                                               const Wrap& wrap) {
+                                                               const Wrap& wrap, bool peer_memory) {
   std::unique_ptr<RankThreads> group(new RankThreads());
   DFLASH_ASSIGN_OR_RETURN(std::vector<std::unique_ptr<HostCommunicator>> communicators,
                           HostCommunicator::CreateGroup({.size = size}));
@@ -19,7 +26,14 @@ absl::StatusOr<std::unique_ptr<RankThreads>> RankThreads::Load(int size, const T
   group->pairs_.resize(static_cast<size_t>(size));
   DFLASH_RETURN_IF_ERROR(group->Run([&](int rank, TinyPair& pair) {
     TinyPairOptions own = options;
-    own.communicator = group->communicators_[static_cast<size_t>(rank)].get();
+    std::unique_ptr<Communicator>& communicator = group->communicators_[static_cast<size_t>(rank)];
+    if (peer_memory) {
+      DFLASH_ASSIGN_OR_RETURN(const Stream stream, Stream::Create({.threads = 1}));
+      DFLASH_ASSIGN_OR_RETURN(PeerMemory memory, PeerMemory::Create(communicator.get(), kPeerBytes, stream));
+      DFLASH_ASSIGN_OR_RETURN(
+          communicator, PeerCommunicator::Create(std::move(communicator), std::move(memory), /*device=*/0));
+    }
+    own.communicator = communicator.get();
     DFLASH_ASSIGN_OR_RETURN(pair, LoadTinyPair(own));
     return absl::OkStatus();
   }));

@@ -16,10 +16,10 @@ namespace dflash::testing {
 class RankThreads {
  public:
   // Loads every rank's pair, all at once. `options.communicator` is set here; `wrap` may put another one
-  // around a rank's.
+  // around a rank's; with `peer_memory` few rows are summed through it.
   using Wrap = std::function<std::unique_ptr<Communicator>(std::unique_ptr<Communicator>)>;
   static absl::StatusOr<std::unique_ptr<RankThreads>> Load(int size, const TinyPairOptions& options,
-                                                           const Wrap& wrap = {});
+                                                           const Wrap& wrap = {}, bool peer_memory = false);
 
   // Calls `work` for every rank on a thread of its own and waits for all. A rank that fails ends the group.
   // The first error of any rank.

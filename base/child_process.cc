@@ -1,4 +1,4 @@
-#include "daemon/supervise/child_process.h"
+#include "base/child_process.h"
 
 #include <dirent.h>
 #include <fcntl.h>

@@ -1,4 +1,4 @@
-#include "daemon/supervise/restart_policy.h"
+#include "base/restart_policy.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-// A child process of the coordinator: started, watched, killed.
+// A child process of the coordinator or of a launcher: started, watched, killed.
 #pragma once
 
 #include <functional>

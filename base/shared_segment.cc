@@ -1,4 +1,4 @@
-#include "worker/comm/shared_segment.h"
+#include "base/shared_segment.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>

@@ -1,0 +1,34 @@
+#include "base/group_secret.h"
+
+#include <sys/stat.h>
+
+#include "absl/strings/str_cat.h"
+#include "base/regular_file.h"
+#include "base/sha256.h"
+#include "base/status.h"
+
+namespace dflash {
+namespace {
+
+constexpr int64_t kMaxSecretBytes = 4096;
+
+}  // namespace
+
+absl::StatusOr<std::string> ReadGroupSecret(const std::string& path) {
+  struct stat info = {};
+  if (stat(path.c_str(), &info) == 0 && (info.st_mode & 077) != 0) {
+    return absl::PermissionDeniedError(
+        absl::StrCat(path, ": others may read the group secret; make it accessible to its owner only"));
+  }
+  DFLASH_ASSIGN_OR_RETURN(std::string text, ReadFile(path, kMaxSecretBytes));
+  text = text.substr(0, text.find('\n'));
+  if (text.size() < kShortestGroupSecret) {
+    return absl::InvalidArgumentError(absl::StrCat(path, ": the first line has ", text.size(),
+                                                   " bytes, a group secret at least ", kShortestGroupSecret));
+  }
+  return text;
+}
+
+std::string CoordinatorProof(const std::string& secret) { return ToHex(HmacSha256(secret, "coordinator")); }
+
+}  // namespace dflash

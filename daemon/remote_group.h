@@ -1,0 +1,37 @@
+// A worker group on another host: the connection to its leader, made again whenever it is lost. Whoever
+// started the group there (dflash-worker --launch) starts its processes again.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/time/time.h"
+#include "daemon/metrics/exporter.h"
+#include "daemon/routing/dispatcher.h"
+
+namespace dflash {
+
+class RemoteGroup {
+ public:
+  struct Options {
+    std::string name;
+    std::string address;  // "HOST:PORT" of the leader
+    std::string build;
+    std::string secret;  // of the group; empty: none
+    absl::Duration silence_limit = absl::Seconds(5);
+    absl::Duration max_delay = absl::Seconds(60);  // between two attempts
+  };
+
+  // Registers the group with the dispatcher and begins to connect; it is never given up. Dispatcher and
+  // exporter must outlive the object, which drops the connection when it goes: the group is not asked to end.
+  static std::unique_ptr<RemoteGroup> Start(const Options& options, Dispatcher* dispatcher,
+                                            Exporter* exporter);
+  ~RemoteGroup();
+
+ private:
+  class Impl;
+  explicit RemoteGroup(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace dflash

@@ -1,0 +1,90 @@
+#include "worker/comm/peer_communicator.h"
+
+#include <algorithm>
+#include <atomic>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+
+namespace dflash {
+
+absl::StatusOr<std::unique_ptr<PeerCommunicator>> PeerCommunicator::Create(std::unique_ptr<Communicator> base,
+                                                                           PeerMemory memory, int device) {
+  if (!memory.problem().empty() || base->size() > PeerAreas::kMaxRanks) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("peer memory of ", base->size(), " ranks: ", memory.problem()));
+  }
+  DFLASH_ASSIGN_OR_RETURN(Stream stream, Stream::Create({.threads = 1, .device = device}));
+  DFLASH_ASSIGN_OR_RETURN(PinnedBuffer late, PinnedBuffer::Allocate(sizeof(int32_t), stream));
+  return std::unique_ptr<PeerCommunicator>(
+      new PeerCommunicator(std::move(base), std::move(memory), std::move(stream), std::move(late)));
+}
+
+PeerCommunicator::PeerCommunicator(std::unique_ptr<Communicator> base, PeerMemory memory, Stream stop_stream,
+                                   PinnedBuffer late)
+    : base_(std::move(base)),
+      name_(absl::StrCat(base_->name(), "+peer")),
+      memory_(std::move(memory)),
+      late_(std::move(late)),
+      stop_stream_(std::move(stop_stream)) {
+  areas_.rank = base_->rank();
+  areas_.size = base_->size();
+  for (int rank = 0; rank < areas_.size; ++rank) areas_.area[rank] = memory_.area(rank);
+}
+
+absl::Status PeerCommunicator::AllReduceAddRmsNorm(MatrixView product, MatrixView residual, ConstMatrixView w,
+                                                   NormWeight weight, float eps, MatrixView y,
+                                                   const Stream& stream) {
+  if (areas_.cols == 0 && product.cols > 0) {
+    areas_.cols = product.cols;
+    areas_.max_rows = std::min(kMaxRows, PeerAreas::RowsThatFit(memory_.bytes(), product.cols));
+  }
+  if (product.cols != areas_.cols || product.rows > areas_.max_rows)
+    return base_->AllReduceAddRmsNorm(product, residual, w, weight, eps, y, stream);
+  DFLASH_RETURN_IF_ERROR(Check());
+  ++peer_sums_;
+  DFLASH_RETURN_IF_ERROR(PeerSumAddRmsNorm(areas_, product, residual, w, weight, eps, y, base_->timeout(),
+                                           late_.As<int32_t>(), stream));
+  return Check();
+}
+
+absl::Status PeerCommunicator::Check() {
+  const int32_t late = std::atomic_ref<int32_t>(*late_.As<int32_t>()).load(std::memory_order_relaxed);
+  if (late > 0) {
+    Abort(absl::DeadlineExceededError(absl::StrCat("sum of rows: rank ", late - 1, " did not come within ",
+                                                   absl::FormatDuration(base_->timeout()))));
+  }
+  const absl::Status status = base_->Check();
+  // Stopped by another rank, whose reason has not got here otherwise.
+  if (status.ok() && late == kPeerSumStopped) {
+    Abort(absl::UnavailableError("another rank has stopped the group"));
+    return base_->Check();
+  }
+  return status;
+}
+
+void PeerCommunicator::Abort(const absl::Status& reason) {
+  base_->Abort(reason);  // first: whoever is woken by the stop finds the reason
+  absl::MutexLock lock(&mutex_);
+  if (std::exchange(stopped_, true)) return;
+  (void)StopPeerSums(areas_, stop_stream_);  // then deadlines end what goes on
+}
+
+absl::Status PeerCommunicator::AllReduce(void* data, int64_t count, DType dtype, const Stream& stream) {
+  return base_->AllReduce(data, count, dtype, stream);
+}
+absl::Status PeerCommunicator::AllGather(const void* send, void* receive, int64_t bytes,
+                                         const Stream& stream) {
+  return base_->AllGather(send, receive, bytes, stream);
+}
+absl::Status PeerCommunicator::ReduceScatter(const void* send, void* receive, int64_t count, DType dtype,
+                                             const Stream& stream) {
+  return base_->ReduceScatter(send, receive, count, dtype, stream);
+}
+absl::Status PeerCommunicator::Broadcast(void* data, int64_t bytes, int root, const Stream& stream) {
+  return base_->Broadcast(data, bytes, root, stream);
+}
+absl::Status PeerCommunicator::Barrier(const Stream& stream) { return base_->Barrier(stream); }
+
+}  // namespace dflash

@@ -1,0 +1,22 @@
+// What the exit status of a rank tells whoever started it (daemon/local_group.cc knows the same numbers).
+#pragma once
+
+namespace dflash {
+
+enum ExitCode : int {
+  kExitOk = 0,
+  kExitBadFlags = 64,
+  kExitBadModel = 65,
+  kExitNoDevice = 69,
+  kExitCannotListen = 74,
+  kExitEngineFailed = 75,
+  kExitRankLost = 76,  // another rank's fault; that one's exit status or log says which
+  kExitCoordinatorLost = 77,
+};
+
+// Another start would meet the same.
+constexpr bool IsPermanentExit(int code) {
+  return code == kExitBadFlags || code == kExitBadModel || code == kExitNoDevice || code == kExitCannotListen;
+}
+
+}  // namespace dflash
