@@ -2,6 +2,7 @@
 // test framework, so that ranks can be forked processes.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 #include <iterator>
 #include <string>
@@ -111,7 +112,7 @@ absl::Status CheckCollectives(Communicator& comm, const Stream& stream, int64_t 
   DFLASH_RETURN_IF_ERROR(receive.Expect(gathered, "AllGather" + where, stream));
   // In place: this rank's part is where it belongs already.
   std::vector<T> own(gathered.size());
-  std::memcpy(own.data() + rank * count, gathered.data() + rank * count, static_cast<size_t>(bytes));
+  std::copy_n(gathered.begin() + rank * count, count, own.begin() + rank * count);
   DFLASH_ASSIGN_OR_RETURN(auto in_place, DeviceValues<T>::Create(own, stream));
   DFLASH_RETURN_IF_ERROR(comm.AllGather(in_place.data() + rank * count, in_place.data(), bytes, stream));
   DFLASH_RETURN_IF_ERROR(in_place.Expect(gathered, "AllGather in place" + where, stream));
@@ -128,7 +129,7 @@ absl::Status CheckCollectives(Communicator& comm, const Stream& stream, int64_t 
   DFLASH_RETURN_IF_ERROR(
       comm.ReduceScatter(scatter.data(), scatter.data() + rank * count, count, dtype, stream));
   std::vector<T> scattered = to_scatter;
-  std::memcpy(scattered.data() + rank * count, my_sum.data(), static_cast<size_t>(bytes));
+  std::copy(my_sum.begin(), my_sum.end(), scattered.begin() + rank * count);
   DFLASH_RETURN_IF_ERROR(scatter.Expect(scattered, "ReduceScatter in place" + where, stream));
 
   for (int root = 0; root < size; ++root) {
