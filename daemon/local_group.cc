@@ -12,13 +12,13 @@
 #include "absl/time/clock.h"
 #include "base/child_process.h"
 #include "base/status.h"
-#include "daemon/rpc/group_client.h"
+#include "daemon/lasting_group.h"
 #include "spdlog/spdlog.h"
 
 namespace dflash {
 namespace {
 
-// Exit codes of dflash-worker that say more than "failed" (worker/main.cc).
+// Exit codes of dflash-worker that say more than "failed" (worker/exit_codes.h).
 constexpr int kExitRankLost = 76;
 constexpr int kPermanent[] = {64, 65, 69, 74};  // bad flags, bad model, no device, cannot listen
 
@@ -41,14 +41,13 @@ bool FollowsAnother(const ExitReport& report) { return !report.by_signal && repo
 
 // The dispatcher sees one group through all its lives: this object. One thread supervises it and is the
 // parent of all its processes.
-class LocalGroup::Impl final : public Group, public GroupEvents {
+class LocalGroup::Impl final : public LastingGroup {
  public:
   Impl(PrivateDirectory directory, const Options& options, Dispatcher* dispatcher, Exporter* exporter,
        std::function<void(int)> on_give_up)
-      : directory_(std::move(directory)),
+      : LastingGroup(options.name, dispatcher, exporter),
+        directory_(std::move(directory)),
         options_(options),
-        dispatcher_(dispatcher),
-        exporter_(exporter),
         on_give_up_(std::move(on_give_up)),
         decider_(options.restart) {}
   ~Impl() override { Shutdown(absl::ZeroDuration()); }
@@ -81,42 +80,6 @@ class LocalGroup::Impl final : public Group, public GroupEvents {
             .ranks = static_cast<int>(options_.commands.size())};
   }
 
-  // Group: whatever life it is in.
-  const std::string& name() const override { return options_.name; }
-  void Submit(const std::string& key, const GroupRequest& request) override {
-    absl::MutexLock lock(&mutex_);
-    if (client_ != nullptr) client_->Submit(key, request);
-  }
-  void Cancel(const std::string& key, const absl::Status& reason) override {
-    absl::MutexLock lock(&mutex_);
-    if (client_ != nullptr) client_->Cancel(key, reason);
-  }
-  absl::Duration HeartbeatAge() const override {
-    absl::MutexLock lock(&mutex_);
-    return client_ == nullptr ? absl::ZeroDuration() : client_->HeartbeatAge();
-  }
-
-  // GroupEvents of the client of this life.
-  void OnReady(Group*, const GroupInfo& info) override {
-    {
-      absl::MutexLock lock(&mutex_);
-      ready_since_ = absl::Now();
-    }
-    dispatcher_->OnReady(this, info);
-  }
-  void OnCredits(Group*, uint64_t granted_total) override { dispatcher_->OnCredits(this, granted_total); }
-  void OnStarted(Group*, const std::string& key, const StartedOutput& started) override {
-    dispatcher_->OnStarted(this, key, started);
-  }
-  void OnTokens(Group*, const std::string& key, StepOutput output) override {
-    dispatcher_->OnTokens(this, key, std::move(output));
-  }
-  void OnFinished(Group*, const std::string& key, const FinishedOutput& finished) override {
-    dispatcher_->OnFinished(this, key, finished);
-  }
-  void OnFailed(Group*, const std::string& key, const absl::Status& status) override {
-    dispatcher_->OnFailed(this, key, status);
-  }
   void OnLost(Group*, const std::string& why) override {
     dispatcher_->OnLost(this, why);  // its clients hear at once
     absl::MutexLock lock(&mutex_);
@@ -154,20 +117,14 @@ class LocalGroup::Impl final : public Group, public GroupEvents {
   absl::Status StartLife(uint64_t epoch) {
     const std::string leader = absl::StrCat("unix:", directory_.path(), "/leader.", epoch, ".sock");
     const std::string ranks = absl::StrCat("unix:", directory_.path(), "/ranks.", epoch, ".sock");
-    auto client = std::make_unique<GroupClient>(
-        GroupClient::Options{.name = options_.name,
-                             .address = leader,
-                             .build = options_.build,
-                             .silence_limit = options_.silence_limit,
-                             .on_silence =
-                                 [this] {
-                                   absl::MutexLock lock(&mutex_);
-                                   lost_as_ = "heartbeat";
-                                 }},
-        this, [exporter = exporter_, name = options_.name](std::vector<prometheus::MetricFamily> families) {
-          const std::string dropped = exporter->SetSnapshot(name, std::move(families));
-          if (!dropped.empty()) spdlog::warn("group {}: dropped the metric {}", name, dropped);
-        });
+    auto client = MakeClient({.name = options_.name,
+                              .address = leader,
+                              .build = options_.build,
+                              .silence_limit = options_.silence_limit,
+                              .on_silence = [this] {
+                                absl::MutexLock lock(&mutex_);
+                                lost_as_ = "heartbeat";
+                              }});
     {
       absl::MutexLock lock(&mutex_);
       epoch_ = epoch;
@@ -301,8 +258,7 @@ class LocalGroup::Impl final : public Group, public GroupEvents {
       permanent = true;
       code = exit.report.code;
     }
-    delay = decider_.OnEnd(
-        ready_since_.has_value() ? std::optional(absl::Now() - *ready_since_) : std::nullopt, permanent);
+    delay = decider_.OnEnd(ReadyFor(), permanent);
     if (!delay.has_value()) {
       given_up_ = true;
       mutex_.Unlock();
@@ -331,21 +287,16 @@ class LocalGroup::Impl final : public Group, public GroupEvents {
 
   const PrivateDirectory directory_;
   const Options options_;
-  Dispatcher* const dispatcher_;
-  Exporter* const exporter_;
   const std::function<void(int)> on_give_up_;
   std::thread supervisor_;
-  RestartDecider decider_;                               // supervisor only
-  std::vector<std::unique_ptr<ChildProcess>> children_;  // supervisor only
-  mutable absl::Mutex mutex_;
+  RestartDecider decider_;                                       // supervisor only
+  std::vector<std::unique_ptr<ChildProcess>> children_;          // supervisor only
   std::optional<absl::Status> started_ ABSL_GUARDED_BY(mutex_);  // the first life
   std::optional<absl::Time> shutdown_ ABSL_GUARDED_BY(mutex_);   // asked for, with this deadline
   uint64_t epoch_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<std::string, int64_t> reforms_ ABSL_GUARDED_BY(mutex_);
   bool given_up_ ABSL_GUARDED_BY(mutex_) = false;
   // This life.
-  std::unique_ptr<GroupClient> client_ ABSL_GUARDED_BY(mutex_);
-  std::optional<absl::Time> ready_since_ ABSL_GUARDED_BY(mutex_);
   bool connection_lost_ ABSL_GUARDED_BY(mutex_) = false;
   std::string connection_why_ ABSL_GUARDED_BY(mutex_);
   std::string lost_as_ ABSL_GUARDED_BY(mutex_);      // label of the loss when no exit explains it
