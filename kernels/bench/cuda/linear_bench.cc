@@ -1,11 +1,14 @@
 // Linear layers of the 27B: each shape alone, and all 257 of a forward pass in order.
 #include <algorithm>
 #include <cstdio>
+#include <iterator>
+#include <limits>
 #include <string>
 #include <vector>
 
 #include "base/status.h"
 #include "kernels/bench/cuda/bench.h"
+#include "kernels/bench/cuda/cublas.h"
 #include "kernels/device/cuda/cuda_status.h"
 #include "kernels/device/cuda/stream_cuda.h"
 #include "kernels/linear/linear_cuda.h"
@@ -35,7 +38,8 @@ class LinearBench {
       : stream_(stream),
         slab_(Value(Buffer::Allocate(kSlabBytes, stream))),
         x_(Value(Buffer::Allocate(kMaxRows * 25600 * 2, stream))),
-        y_(Value(Buffer::Allocate(kMaxRows * 34816 * 2, stream))) {
+        y_(Value(Buffer::Allocate(kMaxRows * 34816 * 2, stream))),
+        cublas_(Value(CublasLinear::Create(stream))) {
     Require(FillNormal(slab_.data(), slab_.bytes(), 0.02f, 1, stream));
     Require(FillNormal(x_.data(), x_.bytes(), 1, 2, stream));
   }
@@ -88,6 +92,44 @@ class LinearBench {
     };
     for (const Shape& shape : kShapes) line(shape);
     for (const Shape& shape : kDrafterShapes) line(shape);
+  }
+
+  // Ours and cuBLASLt's fastest algorithm for each shape, in turns, alone and in the order of a forward pass.
+  void BesideCublas() {
+    constexpr int64_t kRows = 16;
+    std::printf("\nVERIFY beside cuBLASLt, %lld rows: us\n%-16s%10s%10s%8s\n", static_cast<long long>(kRows),
+                "", "ours", "cuBLASLt", "ratio");
+    CublasLinear::Algorithm fastest[std::size(kShapes)];
+    const auto cublas = [&](const Shape& shape, const CublasLinear::Algorithm& algorithm) {
+      return cublas_.Launch(x_.data(), NextWeight(shape), y_.data(), kRows, shape.N, shape.K, algorithm);
+    };
+    for (const Shape& shape : kShapes) {
+      const int launches = static_cast<int>(std::max(1.0, 4e9 / shape.Bytes()));
+      const double ours = MicrosecondsPerCall(launches, [&] { return Streamed(shape, kRows); });
+      double theirs = std::numeric_limits<double>::infinity();
+      for (const CublasLinear::Algorithm& algorithm : Value(cublas_.Algorithms(kRows, shape.N, shape.K))) {
+        const double us = MicrosecondsPerCall(launches, [&] { return cublas(shape, algorithm); });
+        if (us < theirs) fastest[&shape - kShapes] = algorithm;
+        theirs = std::min(theirs, us);
+      }
+      std::printf("%-16s%10.2f%10.2f%8.3f\n", shape.name, ours, theirs, theirs / ours);
+      std::fflush(stdout);
+    }
+    for (int repeat = 0; repeat < 3; ++repeat) {
+      const auto all = [&](const auto& launch) {
+        return TimeReplays(stream_,
+                           [&] {
+                             absl::Status status;
+                             ForEachLayer([&](const Shape& shape) { status.Update(launch(shape)); });
+                             status.Update(launch(kShapes[5]));
+                             return status;
+                           })
+            .median;
+      };
+      const double ours = all([&](const Shape& shape) { return Streamed(shape, kRows); });
+      const double theirs = all([&](const Shape& shape) { return cublas(shape, fastest[&shape - kShapes]); });
+      std::printf("%-16s%10.0f%10.0f%8.3f\n", "all 257", ours, theirs, theirs / ours);
+    }
   }
 
   template <typename Call>
@@ -158,6 +200,7 @@ class LinearBench {
  private:
   const Stream& stream_;
   Buffer slab_, x_, y_;
+  CublasLinear cublas_;
   int64_t offset_ = 0;
 };
 
@@ -167,6 +210,7 @@ void RunLinear(const Stream& stream, const Ceilings& ceilings) {
   LinearBench bench(stream);
   std::printf("\nall 257 linear layers, VERIFY, ms [low high] share of the read ceiling, by rows\n");
   bench.Sequence(ceilings);
+  bench.BesideCublas();
   bench.Shapes();
   bench.Prefill();
 }
