@@ -202,10 +202,26 @@ absl::Status Attention(ConstMatrixView q, ConstMatrixView block_k, ConstMatrixVi
   const bool wgmma = context.compute_capability == 90 && padded_dim == pool.head_dim && padded_dim >= 128 &&
                      task.q_aligned && task.block_aligned && task.out_aligned &&
                      reinterpret_cast<uintptr_t>(pool.data) % 16 == 0;
+  int64_t most_rows = kMaxWgmmaRows;
+  if (!wgmma) {
+    int shared_bytes = 0;
+    DFLASH_RETURN_IF_ERROR(CudaStatus(
+        cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, context.device),
+        "cudaDeviceGetAttribute"));
+    const auto tiles_that_fit = padded_dim == 64    ? AttentionTilesThatFit<64>
+                                : padded_dim == 128 ? AttentionTilesThatFit<128>
+                                                    : AttentionTilesThatFit<256>;
+    most_rows = 32 * tiles_that_fit(shared_bytes);
+    if (most_rows == 0) {
+      return absl::UnimplementedError(absl::StrCat("Attention on CUDA: head_dim ", pool.head_dim,
+                                                   " on a GPU with ", shared_bytes,
+                                                   " bytes of shared memory a block"));
+    }
+  }
   // Tiles that hold an average segment, if possible.
   const int64_t packed = CeilDiv(rows, segments.count) * group;
   const int64_t step = wgmma ? 16 : 32;
-  const int64_t tile_rows = std::min<int64_t>(CeilDiv(packed, step) * step, wgmma ? kMaxWgmmaRows : 96);
+  const int64_t tile_rows = std::min<int64_t>(CeilDiv(packed, step) * step, most_rows);
   // Splits are spread over the machine unless tiles fill it.
   const int64_t tiles = (CeilDiv(rows * group, tile_rows) + segments.count - 1) * pool.kv_heads;
   task.may_split = CeilDiv(rows * group, tile_rows) * pool.kv_heads < context.multiprocessors;

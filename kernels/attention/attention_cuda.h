@@ -71,6 +71,13 @@ extern template cudaError_t LaunchAttention<64>(AttentionTask, int, int64_t, int
 extern template cudaError_t LaunchAttention<128>(AttentionTask, int, int64_t, int64_t, const CudaContext&);
 extern template cudaError_t LaunchAttention<256>(AttentionTask, int, int64_t, int64_t, const CudaContext&);
 
+// The largest m_tiles that fit the shared memory which the device lets a block have; 0: none.
+template <int kDim>
+int AttentionTilesThatFit(int64_t shared_bytes);
+extern template int AttentionTilesThatFit<64>(int64_t);
+extern template int AttentionTilesThatFit<128>(int64_t);
+extern template int AttentionTilesThatFit<256>(int64_t);
+
 // The same for 128 and 256 with warpgroup products; tiles of `tile_rows` packed rows, a multiple of 16, at
 // most kMaxWgmmaRows. All operands aligned. block_k, block_v: as in task, for the copies of whole blocks.
 inline constexpr int kMaxWgmmaRows = 128;

@@ -17,6 +17,7 @@
 #include "kernels/testing/compare.h"
 #include "kernels/testing/device_matrix.h"
 #include "kernels/testing/host_matrix.h"
+#include "kernels/testing/replay.h"
 
 namespace dflash {
 namespace {
@@ -166,6 +167,33 @@ TEST_F(AttentionCudaTest, MatchesDoubleReferenceAtTheModelsShapes) {
     for (Phase phase : {Phase::kVerify, Phase::kPrefill}) {
       EXPECT_TRUE(Near(Run(cache, s, 0, c.start, c.rows, c.mask, phase), want, kTolerance))
           << (phase == Phase::kVerify ? "verify" : "prefill");
+    }
+  }
+}
+
+// Rows at odd addresses go through the kernel for every device, with tiles of all three sizes.
+TEST_F(AttentionCudaTest, UnalignedRowsMatchDoubleReferenceAtTheModelsShapes) {
+  for (const Shape& shape : {kTarget, kDrafter}) {
+    for (int64_t rows : {1, 5, 9, 16}) {
+      SCOPED_TRACE(testing::Message()
+                   << shape.dim << " x " << shape.heads << "/" << shape.kv_heads << ", rows " << rows);
+      constexpr int64_t kStart = 700;
+      const Sequence s(shape, kStart + rows, 5, stream_);
+      Cache cache = MakeCache(shape, 1, s.q.rows);
+      Store(cache, s, 0, 0, kStart);
+      const auto shifted = [&](const HostMatrix<float>& x) {
+        return DeviceMatrix::Activations(x.Rows(kStart, rows), stream_, /*extra_stride=*/1);
+      };
+      const DeviceMatrix q = shifted(s.q), k = shifted(s.k), v = shifted(s.v);
+      DeviceArray<Segment> segment({{0, 0, static_cast<int32_t>(rows), kStart}}, stream_);
+      const DeviceMatrix out = DeviceMatrix::Output(rows, s.q.cols, DType::kBf16, stream_, 1);
+      ASSERT_TRUE(CaptureAndReplay(stream_, [&] {
+                    return Attention(q.view(), k.view(), v.view(), {segment.data(), 1}, nullptr,
+                                     cache.table(), cache.pool, {}, shape.Scale(), Phase::kVerify, out.view(),
+                                     stream_);
+                  }).ok());
+      EXPECT_TRUE(Near(out.ToHost(), Oracle(s, kStart, rows, {}), kTolerance));
+      EXPECT_TRUE(out.GuardsIntact());
     }
   }
 }

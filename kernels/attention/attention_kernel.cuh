@@ -437,6 +437,22 @@ __global__ void __launch_bounds__(kAttentionThreads,
 }
 
 template <int kDim, int kMTiles>
+constexpr bool TilesFit(int64_t shared_bytes) {
+  // The kernel's static variables beside it.
+  constexpr int64_t kStatic = static_cast<int64_t>(sizeof(ItemTable)) + 16;
+  return AttentionShape<kDim, kMTiles>::kSharedBytes + kStatic <= shared_bytes;
+}
+template <int kDim>
+constexpr int TilesThatFit(int64_t shared_bytes) {
+  if (TilesFit<kDim, 3>(shared_bytes)) return 3;
+  return TilesFit<kDim, 2>(shared_bytes) ? 2 : TilesFit<kDim, 1>(shared_bytes) ? 1 : 0;
+}
+// An H100 has 227 KiB for a block, an A100 163, other parts of its generation 99.
+static_assert(TilesThatFit<256>(227 * 1024) == 3 && TilesThatFit<256>(163 * 1024) == 1 &&
+              TilesThatFit<256>(99 * 1024) == 0);
+static_assert(TilesThatFit<128>(163 * 1024) == 3 && TilesThatFit<64>(99 * 1024) == 3);
+
+template <int kDim, int kMTiles>
 cudaError_t LaunchTiles(AttentionTask task, int64_t items, int64_t rows, const CudaContext& context) {
   using Shape = AttentionShape<kDim, kMTiles>;
   const auto kernel = AttentionKernel<kDim, kMTiles>;
@@ -458,6 +474,11 @@ cudaError_t LaunchTiles(AttentionTask task, int64_t items, int64_t rows, const C
 }
 
 }  // namespace
+
+template <int kDim>
+int AttentionTilesThatFit(int64_t shared_bytes) {
+  return TilesThatFit<kDim>(shared_bytes);
+}
 
 template <int kDim>
 cudaError_t LaunchAttention(AttentionTask task, int m_tiles, int64_t items, int64_t rows,

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "kernels/device/cuda/cuda_status.h"
+#include "kernels/device/cuda/kernel_image.h"
 #include "kernels/device/cuda/stream_cuda.h"
 
 namespace dflash {
@@ -60,6 +61,12 @@ absl::StatusOr<Stream> Stream::Create(const Options& options) {
   if (context.compute_capability < kOldestComputeCapability) {
     return absl::UnavailableError(absl::StrCat("GPU ", options.device, " has compute capability ", major, ".",
                                                minor, "; 8.0 or later is needed"));
+  }
+  if (const cudaError_t error = FindKernels(); error != cudaSuccess) {
+    (void)cudaGetLastError();
+    return absl::UnavailableError(
+        absl::StrCat("GPU ", options.device, " has compute capability ", major, ".", minor,
+                     ", for which this build has no kernels: ", cudaGetErrorString(error)));
   }
   DFLASH_RETURN_IF_ERROR(CudaStatus(cudaStreamCreateWithFlags(&context.stream, cudaStreamNonBlocking),
                                     "cudaStreamCreateWithFlags"));

@@ -1,4 +1,5 @@
 #include "kernels/device/cuda/cuda_status.h"
+#include "kernels/device/cuda/kernel_image.h"
 #include "kernels/device/cuda/launch.cuh"
 #include "kernels/device/cuda/stream_cuda.h"
 #include "kernels/device/timestamp.h"
@@ -15,6 +16,11 @@ __global__ void RecordTimeKernel(int64_t* time) {
 }
 
 }  // namespace
+
+cudaError_t FindKernels() {
+  cudaFuncAttributes attributes;
+  return cudaFuncGetAttributes(&attributes, RecordTimeKernel);
+}
 
 absl::Status RecordTime(int64_t* time, const Stream& stream) {
   return CudaStatus(Launch(CudaOf(stream), {.grid = Grid(1), .block = dim3(1)}, RecordTimeKernel, time),

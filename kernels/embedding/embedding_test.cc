@@ -7,20 +7,24 @@
 #include "kernels/testing/compare.h"
 #include "kernels/testing/device_matrix.h"
 #include "kernels/testing/host_matrix.h"
+#include "kernels/testing/replay.h"
 
 namespace dflash {
 namespace {
 
 template <typename W>
-void ExpectRowsOfTheTable(const std::vector<int32_t>& ids, int64_t V, int64_t D, int threads) {
+void ExpectRowsOfTheTable(const std::vector<int32_t>& ids, int64_t V, int64_t D, int threads,
+                          int64_t table_extra = 3, int64_t y_extra = 5) {
   SCOPED_TRACE(std::to_string(ids.size()) + " ids, " + std::to_string(D) + " columns");
   const Stream stream = *Stream::Create({.threads = threads});
   const HostMatrix<W> table = RandomMatrix<W>(V, D, 1);
   const int64_t T = static_cast<int64_t>(ids.size());
   DeviceArray<int32_t> device_ids(ids, stream);
-  const DeviceMatrix device_table = DeviceMatrix::Input(table, stream, 3);
-  const DeviceMatrix y = DeviceMatrix::Output(T, D, ActivationDType(), stream, 5);
-  ASSERT_TRUE(EmbedRows(device_ids.data(), device_table.view(), y.view(), stream).ok());
+  const DeviceMatrix device_table = DeviceMatrix::Input(table, stream, table_extra);
+  const DeviceMatrix y = DeviceMatrix::Output(T, D, ActivationDType(), stream, y_extra);
+  ASSERT_TRUE(CaptureAndReplay(stream, [&] {
+                return EmbedRows(device_ids.data(), device_table.view(), y.view(), stream);
+              }).ok());
   HostMatrix<float> expected(T, D);
   for (int64_t t = 0; t < T; ++t) {
     for (int64_t d = 0; d < D; ++d) {
@@ -44,6 +48,7 @@ TEST(EmbedRowsTest, CopiesTheRowsExactly) {
       }
     }
     ExpectRowsOfTheTable<bf16>(many, 7, 300, threads);
+    ExpectRowsOfTheTable<bf16>(many, 7, 5120, threads, 0, 0);  // in wide words
   }
 }
 

@@ -94,7 +94,18 @@ TEST_F(GatedDeltaNetCudaTest, BitsDoNotDependOnTheNumberOfRows) {
   }
 }
 
-// More chunks than the workspace holds at a time.
+// More rows than the workspace holds chunks for at a time.
+TEST_F(GatedDeltaNetCudaTest, PrefillInSeveralPassesEqualsItsParts) {
+  const GatedDeltaNetShape shape = {16, 48, 128, 128};
+  constexpr int32_t kRows = 9100, kFirst = 4544;
+  const Sequence s(shape, kRows, 6, stream_);
+  Layer whole(shape, 1, 1, stream_, 0), parts(shape, 1, 1, stream_, 0);
+  const HostMatrix<float> o = whole.Prefill(s, 0, 0, kRows);
+  EXPECT_TRUE(BitEqual(parts.Prefill(s, 0, 0, kFirst), o.Rows(0, kFirst)));
+  EXPECT_TRUE(BitEqual(parts.Prefill(s, 0, kFirst, kRows - kFirst), o.Rows(kFirst, kRows - kFirst)));
+  EXPECT_TRUE(BitEqual(parts.State(0), whole.State(0)));
+}
+
 TEST_F(GatedDeltaNetCudaTest, LongPrefillEqualsItsParts) {
   const GatedDeltaNetShape shape = {16, 48, 128, 16};
   const Sequence s(shape, 3000, 6, stream_);

@@ -296,7 +296,8 @@ TEST_F(GatedDeltaNetTest, SegmentsOfAStepDoNotMeet) {
 // One operation for what stands around the recurrence, or four: the same bits, for any cut, with rows of
 // nobody and records to fold.
 TEST_F(GatedDeltaNetTest, MixerVerifyEqualsItsParts) {
-  for (const GatedDeltaNetShape& shape : {kShapes[0], kShapes[2], GatedDeltaNetShape{2, 6, 128, 128}}) {
+  for (const GatedDeltaNetShape& shape :
+       {kShapes[0], kShapes[2], GatedDeltaNetShape{2, 6, 128, 128}, GatedDeltaNetShape{16, 48, 128, 128}}) {
     for (int64_t taps : {4, 3}) {
       for (int64_t extra_stride : {0, 1}) {
         SCOPED_TRACE(testing::Message() << shape.key_dim << " x " << shape.value_dim << ", " << taps

@@ -113,9 +113,14 @@ TEST_F(LinearCudaTest, MatchesTheReferenceAtTheShapesOfTheSmallPair) {
 }
 
 TEST_F(LinearCudaTest, MatchesTheReferenceAtTheShapesOfTheLargeModel) {
-  for (const Shape& shape : {Shape{16480, 5120}, Shape{5120, 6144}, Shape{5120, 17408}}) {
+  for (const Shape& shape : {Shape{16480, 5120}, Shape{14336, 5120}, Shape{5120, 6144}, Shape{34816, 5120},
+                             Shape{5120, 17408}, Shape{6144, 5120}, Shape{5120, 4096}, Shape{5120, 25600}}) {
     ExpectMatchesOracle(shape, {1, 16, 64, 129});
   }
+}
+
+TEST_F(LinearCudaTest, MatchesTheReferenceAtTheShapeOfTheLargeHead) {
+  ExpectMatchesOracle({248320, 5120}, {1, 16});
 }
 
 TEST_F(LinearCudaTest, MatchesTheReferenceForOddShapes) {
@@ -171,8 +176,28 @@ TEST_F(LinearCudaTest, RowsHaveTheSameBitsInEveryCompany) {
   }
 }
 
+// The other shapes of the large model, each with its own division of the work.
+TEST_F(LinearCudaTest, RowsOfTheLargeModelHaveTheSameBitsInEveryCompany) {
+  constexpr int64_t kRows = 129, kFirst = 13;
+  for (const Shape& shape : {Shape{14336, 5120}, Shape{34816, 5120}, Shape{5120, 17408}, Shape{6144, 5120},
+                             Shape{5120, 4096}, Shape{5120, 25600}, Shape{248320, 5120}}) {
+    const HostMatrix<bf16> w = RandomMatrix<bf16>(shape.N, shape.K, 1);
+    auto weight = LinearWeight::Pack({w.view()}, stream_);
+    ASSERT_TRUE(weight.ok());
+    const DeviceMatrix x = DeviceMatrix::Activations(RandomMatrix<float>(kRows, shape.K, 2), stream_);
+    for (Kernel kernel : {Kernel::kVerify, Kernel::kPrefill}) {
+      const HostMatrix<float> all = Run(kernel, x, 0, kRows, *weight);
+      for (int64_t rows : {1, 8, 16, 33, 64, 100}) {
+        SCOPED_TRACE(NameOf(kernel) + ", " + std::to_string(shape.N) + "x" + std::to_string(shape.K) + ", " +
+                     std::to_string(rows) + " rows");
+        ASSERT_TRUE(BitEqual(Run(kernel, x, kFirst, rows, *weight), all.Rows(kFirst, rows)));
+      }
+    }
+  }
+}
+
 TEST_F(LinearCudaTest, CapturedLaunchesReplay) {
-  for (const Shape& shape : {Shape{1048, 256}, Shape{5120, 6144}}) {
+  for (const Shape& shape : {Shape{1048, 256}, Shape{5120, 6144}, Shape{34816, 5120}}) {
     const HostMatrix<bf16> w = RandomMatrix<bf16>(shape.N, shape.K, 1);
     auto weight = LinearWeight::Pack({w.view()}, stream_);
     ASSERT_TRUE(weight.ok());

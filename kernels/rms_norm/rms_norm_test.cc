@@ -9,6 +9,7 @@
 #include "kernels/testing/compare.h"
 #include "kernels/testing/device_matrix.h"
 #include "kernels/testing/host_matrix.h"
+#include "kernels/testing/replay.h"
 
 namespace dflash {
 namespace {
@@ -109,6 +110,90 @@ TEST_F(RmsNormTest, MatchesTheReference) {
   }
   ExpectMatchesOracle<bf16>(1, 1, 5120);
   ExpectMatchesOracle<bf16>(64, 8, 128);
+}
+
+// Rows that begin at multiples of 16 bytes, as the models' do, are read and written in wide words. Replayed
+// from a graph.
+TEST_F(RmsNormTest, MatchesTheReferenceAtTheModelsShapes) {
+  struct Case {
+    int64_t T, H, D;
+  };
+  // Hidden states; heads of the target's and the drafter's q; value heads of Gated DeltaNet; the small
+  // pair's.
+  for (const Case& c : {Case{1, 1, 5120},
+                        {16, 1, 5120},
+                        {129, 1, 5120},
+                        {16, 24, 256},
+                        {16, 32, 128},
+                        {16, 48, 128},
+                        {33, 1, 256},
+                        {16, 6, 64}}) {
+    for (int64_t extra_stride : {0, 8}) {
+      SCOPED_TRACE(testing::Message()
+                   << c.T << " rows of " << c.H << " x " << c.D << ", stride +" << extra_stride);
+      const HostMatrix<float> x = Rounded(RandomMatrix<float>(c.T, c.H * c.D, 1, -4, 4));
+      const HostMatrix<float> z = Rounded(RandomMatrix<float>(c.T, c.H * c.D, 2, -6, 6));
+      const HostMatrix<bf16> w = RandomMatrix<bf16>(1, c.D, 3, -0.5f, 1.5f);
+      const DeviceMatrix w_device = DeviceMatrix::Input(w, stream_);
+      const DeviceMatrix in = DeviceMatrix::Activations(x, stream_, extra_stride);
+      const DeviceMatrix z_device = DeviceMatrix::Activations(z, stream_, extra_stride);
+      const DeviceMatrix out = DeviceMatrix::Output(c.T, c.H * c.D, ActivationDType(), stream_, extra_stride);
+      const DeviceMatrix gated =
+          DeviceMatrix::Output(c.T, c.H * c.D, ActivationDType(), stream_, extra_stride);
+      ASSERT_TRUE(CaptureAndReplay(stream_, [&] {
+                    return RmsNorm(in.view(), w_device.view(), NormWeight::kOnePlus, kEps, out.view(),
+                                   stream_);
+                  }).ok());
+      EXPECT_TRUE(Near(out.ToHost(), Oracle(x, w, NormWeight::kOnePlus), NormTolerance()));
+      EXPECT_TRUE(out.GuardsIntact());
+      ASSERT_TRUE(CaptureAndReplay(stream_, [&] {
+                    return GatedRmsNorm(in.view(), w_device.view(), z_device.view(), GateActivation::kSilu,
+                                        kEps, gated.view(), stream_);
+                  }).ok());
+      HostMatrix<double> expected(c.T, c.H * c.D);
+      for (int64_t t = 0; t < c.T; ++t) {
+        for (int64_t col = 0; col < c.H * c.D; col += c.D) {
+          GatedRmsNormRef<double>(x.Row(t) + col, w.values.data(), z.Row(t) + col, true,
+                                  static_cast<double>(kEps), c.D, expected.Row(t) + col);
+        }
+      }
+      EXPECT_TRUE(Near(gated.ToHost(), expected, NormTolerance()));
+      EXPECT_TRUE(gated.GuardsIntact());
+    }
+  }
+}
+
+TEST_F(RmsNormTest, AddMatchesTheReferenceAtTheModelsShapes) {
+  for (int64_t D : {256, 5120}) {
+    const HostMatrix<bf16> w = RandomMatrix<bf16>(1, D, 3, -0.5f, 1.5f);
+    const DeviceMatrix w_device = DeviceMatrix::Input(w, stream_);
+    for (int64_t T : {1, 16, 129}) {
+      for (int64_t extra_stride : {0, 8, 1}) {
+        SCOPED_TRACE(testing::Message() << T << " rows of " << D << ", stride +" << extra_stride);
+        const HostMatrix<float> residual = Rounded(RandomMatrix<float>(T, D, 1, -4, 4));
+        const HostMatrix<float> delta = Rounded(RandomMatrix<float>(T, D, 2));
+        const DeviceMatrix before = DeviceMatrix::Activations(residual, stream_, extra_stride);
+        const DeviceMatrix r = DeviceMatrix::InOut(residual, stream_, extra_stride);
+        const DeviceMatrix d = DeviceMatrix::Activations(delta, stream_, extra_stride);
+        const DeviceMatrix y = DeviceMatrix::Output(T, D, ActivationDType(), stream_, extra_stride);
+        ASSERT_TRUE(CaptureAndReplay(
+                        stream_,
+                        [&] {
+                          return AddRmsNorm(r.view(), d.view(), w_device.view(), NormWeight::kOnePlus, kEps,
+                                            y.view(), stream_);
+                        },
+                        [&] { return CopyRows(before.view(), r.view(), stream_); })
+                        .ok());
+        HostMatrix<float> sum(T, D);
+        for (size_t i = 0; i < sum.values.size(); ++i) sum.values[i] = residual.values[i] + delta.values[i];
+        sum = Rounded(sum);
+        EXPECT_TRUE(BitEqual(r.ToHost(), sum));
+        EXPECT_TRUE(Near(y.ToHost(), Oracle(sum, w, NormWeight::kOnePlus), NormTolerance()));
+        EXPECT_TRUE(r.GuardsIntact());
+        EXPECT_TRUE(y.GuardsIntact());
+      }
+    }
+  }
 }
 
 TEST_F(RmsNormTest, LargeAndSmallInputs) {

@@ -10,6 +10,7 @@
 #include "kernels/testing/compare.h"
 #include "kernels/testing/device_matrix.h"
 #include "kernels/testing/host_matrix.h"
+#include "kernels/testing/replay.h"
 
 namespace dflash {
 namespace {
@@ -22,14 +23,21 @@ Tolerance RopeTolerance() {
 class RopeTest : public ::testing::Test {
  protected:
   void ExpectMatchesOracle(int64_t T, int64_t heads, const RopeShape& shape,
-                           const std::vector<Segment>& segments) {
+                           const std::vector<Segment>& segments, int64_t extra_stride = 7) {
     SCOPED_TRACE(std::to_string(heads) + " heads of " + std::to_string(shape.head_dim) + ", rotary " +
                  std::to_string(shape.rotary_dim));
     const HostMatrix<float> x =
         DeviceMatrix::Activations(RandomMatrix<float>(T, heads * shape.head_dim, 1), stream_).ToHost();
-    const DeviceMatrix device = DeviceMatrix::InOut(x, stream_, 7);
+    const DeviceMatrix before = DeviceMatrix::Activations(x, stream_, extra_stride);
+    const DeviceMatrix device = DeviceMatrix::InOut(x, stream_, extra_stride);
     DeviceArray<Segment> list(segments, stream_);
-    ASSERT_TRUE(ApplyRope(device.view(), shape, {list.data(), list.size()}, stream_).ok());
+    ASSERT_TRUE(CaptureAndReplay(
+                    stream_,
+                    [&] {
+                      return ApplyRope(device.view(), shape, {list.data(), list.size()}, stream_);
+                    },
+                    [&] { return CopyRows(before.view(), device.view(), stream_); })
+                    .ok());
     EXPECT_TRUE(device.GuardsIntact());
     HostMatrix<double> expected = Converted<double>(x);
     std::vector<bool> rotated(static_cast<size_t>(T), false);
@@ -81,6 +89,11 @@ TEST_F(RopeTest, MatchesTheReference) {
     ExpectMatchesOracle(22, 3, shape, some);
     ExpectMatchesOracle(0, 3, shape, {});
     ExpectMatchesOracle(4, 3, shape, {});
+  }
+  // The heads of the large models, rows at multiples of 16 bytes.
+  for (int64_t extra_stride : {0, 8}) {
+    ExpectMatchesOracle(22, 24, {256, 64, 1e7}, some, extra_stride);
+    ExpectMatchesOracle(22, 32, {128, 128, 1e7}, some, extra_stride);
   }
 }
 

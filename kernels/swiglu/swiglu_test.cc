@@ -1,6 +1,7 @@
 // The contract of swiglu.h against a double reference, for the linked backend.
 #include "kernels/swiglu/swiglu.h"
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 #include <utility>
@@ -10,6 +11,7 @@
 #include "kernels/testing/compare.h"
 #include "kernels/testing/device_matrix.h"
 #include "kernels/testing/host_matrix.h"
+#include "kernels/testing/replay.h"
 
 namespace dflash {
 namespace {
@@ -68,6 +70,40 @@ TEST_F(SwiGluTest, SigmoidGateMatchesTheReference) {
       SigmoidGateRef<double>(x.values.data(), gate.values.data(), T * C, expected.values.data());
       EXPECT_TRUE(Near(x_device.ToHost(), expected, GateTolerance()));
       EXPECT_TRUE(x_device.GuardsIntact());
+    }
+  }
+}
+
+// Rows that begin at multiples of 16 bytes, as the models' do, are read and written in wide words. Replayed
+// from a graph.
+TEST_F(SwiGluTest, MatchesTheReferenceAtTheModelsShapes) {
+  for (int64_t T : {1, 16, 129}) {
+    for (int64_t F : {512, 6144, 17408}) {
+      for (int64_t extra_stride : {0, 8}) {
+        SCOPED_TRACE(testing::Message() << T << "x" << F << ", stride +" << extra_stride);
+        const HostMatrix<float> gate_up = Rounded(RandomMatrix<float>(T, 2 * F, 1, -12, 12));
+        const DeviceMatrix in = DeviceMatrix::Activations(gate_up, stream_, extra_stride);
+        const DeviceMatrix y = DeviceMatrix::Output(T, F, ActivationDType(), stream_, extra_stride);
+        ASSERT_TRUE(CaptureAndReplay(stream_, [&] { return SwiGlu(in.view(), y.view(), stream_); }).ok());
+        HostMatrix<double> expected(T, F);
+        SwiGluRef<double>(gate_up.values.data(), T, F, expected.values.data());
+        EXPECT_TRUE(Near(y.ToHost(), expected, GateTolerance()));
+        EXPECT_TRUE(y.GuardsIntact());
+        // The same numbers as an attention output and its gate.
+        const HostMatrix<float> x = DeviceMatrix::Activations(RandomMatrix<float>(T, F, 2), stream_).ToHost();
+        HostMatrix<float> gate(T, F);
+        for (int64_t t = 0; t < T; ++t) std::copy_n(gate_up.Row(t), F, gate.Row(t));
+        const DeviceMatrix before = DeviceMatrix::Activations(x, stream_, extra_stride);
+        const DeviceMatrix gated = DeviceMatrix::InOut(x, stream_, extra_stride);
+        const DeviceMatrix gate_device = DeviceMatrix::Activations(gate, stream_, extra_stride);
+        ASSERT_TRUE(CaptureAndReplay(
+                        stream_, [&] { return SigmoidGate(gated.view(), gate_device.view(), stream_); },
+                        [&] { return CopyRows(before.view(), gated.view(), stream_); })
+                        .ok());
+        SigmoidGateRef<double>(x.values.data(), gate.values.data(), T * F, expected.values.data());
+        EXPECT_TRUE(Near(gated.ToHost(), expected, GateTolerance()));
+        EXPECT_TRUE(gated.GuardsIntact());
+      }
     }
   }
 }

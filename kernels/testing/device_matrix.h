@@ -124,19 +124,36 @@ class DeviceMatrix {
   Buffer buffer_;
 };
 
-// An array in device memory (ids, segments, tables). On the CPU it ends with its heap block.
+// An array in device memory (ids, segments, tables, states). On the CPU it ends with its heap block;
+// elsewhere guard bytes lie around it, and a test fails in which they have changed when it dies.
 template <typename T>
 class DeviceArray {
  public:
   DeviceArray(std::vector<T> values, const Stream& stream) : values_(std::move(values)), stream_(&stream) {
     if (std::strcmp(BackendName(), "cpu") == 0) return;
-    auto buffer = Buffer::Allocate(Bytes(), stream);
+    auto buffer = Buffer::Allocate(Bytes() + 2 * kGuard, stream);
     DFLASH_CHECK(buffer.ok());
     buffer_ = std::move(*buffer);
-    DFLASH_CHECK(CopyToDevice(buffer_.data(), values_.data(), Bytes(), stream).ok());
+    for (int64_t guard : {int64_t{0}, kGuard + Bytes()}) {
+      DFLASH_CHECK(CopyToDevice(buffer_.template As<uint8_t>() + guard, Guard().data(), kGuard, stream).ok());
+    }
+    DFLASH_CHECK(CopyToDevice(data(), values_.data(), Bytes(), stream).ok());
     DFLASH_CHECK(stream.Synchronize().ok());
   }
-  T* data() { return buffer_.data() != nullptr ? buffer_.template As<T>() : values_.data(); }
+  DeviceArray(DeviceArray&&) noexcept = default;
+  DeviceArray& operator=(DeviceArray&&) noexcept = default;
+  ~DeviceArray() {
+    if (buffer_.data() == nullptr || !stream_->Synchronize().ok()) return;
+    for (int64_t guard : {int64_t{0}, kGuard + Bytes()}) {
+      std::vector<uint8_t> bytes(kGuard);
+      if (!CopyToHost(bytes.data(), buffer_.template As<uint8_t>() + guard, kGuard, *stream_).ok()) return;
+      EXPECT_EQ(bytes, Guard()) << (guard == 0 ? "before" : "behind") << " an array of " << values_.size();
+    }
+  }
+  T* data() {
+    return buffer_.data() == nullptr ? values_.data()
+                                     : reinterpret_cast<T*>(buffer_.template As<uint8_t>() + kGuard);
+  }
   int64_t size() const { return static_cast<int64_t>(values_.size()); }
   // Waits for the stream.
   std::vector<T> ToHost() {
@@ -147,7 +164,10 @@ class DeviceArray {
   }
 
  private:
+  static constexpr int64_t kGuard = 256;
+  static std::vector<uint8_t> Guard() { return std::vector<uint8_t>(kGuard, 0xa5); }
   int64_t Bytes() const { return size() * static_cast<int64_t>(sizeof(T)); }
+
   std::vector<T> values_;
   const Stream* stream_;
   Buffer buffer_;
