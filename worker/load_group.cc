@@ -216,6 +216,7 @@ absl::StatusOr<Group> LoadGroup(const GroupOptions& options, const Log& log) {
   if (draft_config) target_options.taps = group.contract.taps;
   target_options.communicator = options.communicator;
   target_options.draft_placement = options.draft_placement;
+  target_options.shard_residual_rows = options.shard_residual_rows;
   ProgressLog target_progress("target", demand.target_weight_bytes, log);
   DFLASH_ASSIGN_OR_RETURN(group.target, Target::Load(target_config, target, target_options, group.table.get(),
                                                      *group.stream, [&](int64_t bytes) {
@@ -271,10 +272,12 @@ absl::StatusOr<std::unique_ptr<Engine>> Group::MakeEngine(int64_t max_prefill_to
   DFLASH_ASSIGN_OR_RETURN(
       std::unique_ptr<Engine> engine,
       Engine::Create(options, target.get(), drafter.get(), table.get(), tokenizer.get(), *stream));
-  // Beyond so many sequences, capturing all shapes takes longer than the odd request waits for one.
-  constexpr int64_t kWarmSequences = 8;
   DFLASH_RETURN_IF_ERROR(engine->WarmUp(kWarmSequences));
   return engine;
+}
+
+absl::StatusOr<std::unique_ptr<RankFollower>> Group::MakeFollower() const {
+  return RankFollower::Create({.vocabulary = vocabulary}, target.get(), drafter.get(), table.get(), *stream);
 }
 
 }  // namespace dflash

@@ -17,6 +17,7 @@
 #include "worker/model/feature_contract.h"
 #include "worker/model/generation_config.h"
 #include "worker/model/target.h"
+#include "worker/rank/follower.h"
 
 namespace dflash {
 
@@ -41,6 +42,7 @@ struct GroupOptions {
   std::string defect;                    // to be planted; empty: none. Builds of the preset `defects` only
   Communicator* communicator = nullptr;  // of this rank, not owned; null: a group of one
   DraftPlacement draft_placement = DraftPlacement::kRankZero;
+  int64_t shard_residual_rows = 0;  // Target::Options
 };
 
 // Prompt rows of a step: `wanted`, or what suits the backend where that is 0. On a GPU every step reads all
@@ -67,6 +69,10 @@ struct Group {
   // owned and may be null.
   absl::StatusOr<std::unique_ptr<Engine>> MakeEngine(int64_t max_prefill_tokens, StepObserver* observer,
                                                      RankLeader* ranks = nullptr) const;
+  // What carries out the leader's plans on another rank; to be warmed up together with the leader's engine.
+  absl::StatusOr<std::unique_ptr<RankFollower>> MakeFollower() const;
+  // Beyond so many sequences, capturing all shapes takes longer than the odd request waits for one.
+  static constexpr int64_t kWarmSequences = 8;
 };
 
 // `log` gets one line per finding (checkpoints, warnings, the feature contract) and of progress.

@@ -242,10 +242,6 @@ RankReady Readiness(const Group& group) {
   return ready;
 }
 
-int64_t BlockRows(const Group& group) {
-  return 1 + (group.drafter == nullptr ? 0 : group.drafter->max_drafts());
-}
-
 // Takes SIGTERM and SIGINT, which are blocked in every thread (main), until it goes out of scope.
 class SignalThread {
  public:
@@ -279,7 +275,7 @@ int Lead(const Flags& flags, Membership& membership) {
   if (membership.hub != nullptr) {
     const absl::Status ready = membership.hub->AwaitReady(Readiness(*group), load_deadline);
     if (!ready.ok()) return Fail(absl::IsFailedPrecondition(ready) ? kExitBadModel : kExitRankLost, ready);
-    ranks = std::make_unique<RankLeader>(membership.hub.get(), membership.communicator.get(), *group->stream);
+    ranks = std::make_unique<RankLeader>(membership.hub.get());
   }
   const bool speculate = group->drafter != nullptr && flags.speculation == "dflash";
   EngineMetrics metrics(MetricsOptions(*group, speculate));
@@ -314,6 +310,9 @@ int Lead(const Flags& flags, Membership& membership) {
   return coordinator_lost ? kExitCoordinatorLost : kExitOk;
 }
 
+// Longer than the leader takes from one round to the next.
+constexpr absl::Duration kPlanPatience = absl::Milliseconds(50);
+
 // Any other rank: loads its share, then carries out plans until the leader ends the group.
 int Follow(const Flags& flags, Membership& membership) {
   const auto give_up = [&](ExitCode code, const absl::Status& status) {
@@ -324,18 +323,23 @@ int Follow(const Flags& flags, Membership& membership) {
       LoadGroup(flags.group, [](const std::string& line) { spdlog::info("{}", line); });
   if (!group.ok())
     return give_up(absl::IsUnavailable(group.status()) ? kExitNoDevice : kExitBadModel, group.status());
-  absl::StatusOr<std::unique_ptr<RankFollower>> follower = RankFollower::Create(
-      {.max_block_rows = BlockRows(*group), .vocabulary = group->vocabulary}, group->target.get(),
-      group->drafter.get(), group->table.get(), membership.communicator.get(), *group->stream);
+  absl::StatusOr<std::unique_ptr<RankFollower>> follower = group->MakeFollower();
   if (!follower.ok()) return give_up(kExitNoDevice, follower.status());
   if (absl::Status sent = membership.link->SendReady(Readiness(*group)); !sent.ok())
     return Fail(kExitRankLost, sent);
+  if (absl::Status warm = (*follower)->WarmUp(Group::kWarmSequences); !warm.ok())
+    return give_up(kExitEngineFailed, warm);
   for (;;) {
+    // The leader has nothing more to do for now: what still runs is waited for here.
+    if ((*follower)->has_rounds_in_flight() && !membership.link->AwaitPlan(kPlanPatience)) {
+      if (absl::Status ended = (*follower)->Finish(); !ended.ok()) return give_up(kExitEngineFailed, ended);
+      membership.link->SetFinished((*follower)->last_plan());
+    }
     absl::StatusOr<std::optional<RankPlan>> plan = membership.link->NextPlan();
     if (!plan.ok()) return Fail(kExitRankLost, plan.status());
     if (!plan->has_value()) return kExitOk;
     if (absl::Status ran = (*follower)->Run(**plan); !ran.ok()) return give_up(kExitEngineFailed, ran);
-    membership.link->SetFinished((*plan)->number);
+    membership.link->SetFinished((*follower)->last_plan());
   }
 }
 

@@ -6,7 +6,7 @@
 
 #include "base/status.h"
 #include "kernels/device/buffer.h"
-#include "worker/engine/decode_rounds.h"
+#include "worker/decode/decode_rounds.h"
 #include "worker/model/state_export.h"
 
 namespace dflash::doctor {

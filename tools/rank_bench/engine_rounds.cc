@@ -62,8 +62,7 @@ Row RowOf(const std::string& name, const std::vector<StepReport>& steps) {
 
 absl::Status Lead(const RankOptions& options, Membership& membership, const Group& group, Report& report) {
   std::unique_ptr<RankLeader> ranks;
-  if (membership.hub != nullptr)
-    ranks = std::make_unique<RankLeader>(membership.hub.get(), &group.target->communicator(), *group.stream);
+  if (membership.hub != nullptr) ranks = std::make_unique<RankLeader>(membership.hub.get());
   Rounds rounds;
   DFLASH_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine,
                           group.MakeEngine(options.group.max_prefill_tokens, &rounds, ranks.get()));
@@ -89,18 +88,13 @@ absl::Status Lead(const RankOptions& options, Membership& membership, const Grou
 }
 
 absl::Status Follow(Membership& membership, const Group& group) {
-  DFLASH_ASSIGN_OR_RETURN(
-      const std::unique_ptr<RankFollower> follower,
-      RankFollower::Create(
-          {.max_block_rows = 1 + (group.drafter == nullptr ? 0 : group.drafter->max_drafts()),
-           .vocabulary = group.vocabulary},
-          group.target.get(), group.drafter.get(), group.table.get(), &group.target->communicator(),
-          *group.stream));
+  DFLASH_ASSIGN_OR_RETURN(const std::unique_ptr<RankFollower> follower, group.MakeFollower());
+  DFLASH_RETURN_IF_ERROR(follower->WarmUp(Group::kWarmSequences));
   for (;;) {
     DFLASH_ASSIGN_OR_RETURN(const std::optional<RankPlan> plan, membership.link->NextPlan());
     if (!plan.has_value()) return absl::OkStatus();
     DFLASH_RETURN_IF_ERROR(follower->Run(*plan));
-    membership.link->SetFinished(plan->number);
+    membership.link->SetFinished(follower->last_plan());
   }
 }
 

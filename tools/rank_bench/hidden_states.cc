@@ -194,8 +194,9 @@ absl::Status CheckStates(const RankOptions& options, SwitchedCommunicator& commu
     }
   }
   // 64 rows a step: the residual is replicated. All at once: it is sharded.
-  const int64_t sharded = 64 * communicator.size();
-  if (communicator.size() == 1 || sharded > options.group.max_prefill_tokens || group.contract.taps.empty())
+  const int64_t sharded = options.group.shard_residual_rows;
+  if (communicator.size() == 1 || sharded <= 64 || sharded > options.group.max_prefill_tokens ||
+      group.contract.taps.empty())
     return absl::OkStatus();
   const std::vector<int32_t> tokens = Tokens(sharded, group.vocabulary, options.seed);
   std::vector<float> pieces, whole;
@@ -219,13 +220,26 @@ absl::Status MeasureForward(const RankOptions& options, SwitchedCommunicator& co
                             const Group& group, Report& report) {
   const bool is_first = communicator.rank() == 0;
   if (is_first) report.Section(absl::StrCat("target's forward behind ", options.context, " tokens, ms"));
-  DFLASH_ASSIGN_OR_RETURN(Slot slot, Slot::Open(group, options.context + kVerifyRows));
   const std::vector<int32_t> prompt = Tokens(options.context, group.vocabulary, options.seed);
   const int64_t piece = options.group.max_prefill_tokens / 64 * 64;
-  for (int64_t first = 0; first < options.context; first += piece) {
-    const int64_t last = std::min(first + piece, options.context);
-    DFLASH_RETURN_IF_ERROR(slot.Prefill({prompt.begin() + first, prompt.begin() + last}).status());
+  const auto prefill = [&](Slot& slot) {
+    for (int64_t first = 0; first < options.context; first += piece) {
+      const int64_t last = std::min(first + piece, options.context);
+      DFLASH_RETURN_IF_ERROR(slot.Prefill({prompt.begin() + first, prompt.begin() + last}).status());
+    }
+    return group.stream->Synchronize();
+  };
+  std::vector<double> prefills;
+  for (int64_t i = 0; i < 4; ++i) {
+    DFLASH_ASSIGN_OR_RETURN(Slot slot, Slot::Open(group, options.context));
+    DFLASH_RETURN_IF_ERROR(communicator.Barrier(*group.stream));
+    const absl::Time begin = absl::Now();
+    DFLASH_RETURN_IF_ERROR(prefill(slot));
+    if (i >= 1) prefills.push_back(absl::ToDoubleSeconds(absl::Now() - begin));
   }
+  if (is_first) report.Add({"prompt", {{"ms", 1e3 * Median(prefills)}}});
+  DFLASH_ASSIGN_OR_RETURN(Slot slot, Slot::Open(group, options.context + kVerifyRows));
+  DFLASH_RETURN_IF_ERROR(prefill(slot));
   for (const int64_t count : {int64_t{1}, kVerifyRows}) {
     DFLASH_ASSIGN_OR_RETURN(const DeviceRows rows,
                             RowsOf(group, slot.number(), Tokens(count, group.vocabulary, options.seed + 1)));
@@ -249,7 +263,7 @@ absl::Status MeasureForward(const RankOptions& options, SwitchedCommunicator& co
         if (i >= 2) seconds.push_back(absl::ToDoubleSeconds(absl::Now() - begin));
       }
       DFLASH_RETURN_IF_ERROR(communicator.Check());
-      row.figures.push_back({peer ? "peer memory" : communicator.name(), 1e3 * Median(seconds)});
+      row.figures.push_back({peer ? "peer memory" : "communicator", 1e3 * Median(seconds)});
     }
     if (is_first) report.Add(row);
   }

@@ -47,6 +47,9 @@ FlagParser MakeParser(Flags& flags) {
                  &flags.options.group.cache_tokens);
   parser.Integer("max-prefill-tokens", "N", "prompt tokens in one step", 64, 65536,
                  &flags.options.group.max_prefill_tokens);
+  parser.Integer("shard-residual-rows", "N",
+                 "prompt rows of a step from which the residual is sharded; 0: the target's choice", 0,
+                 1 << 20, &flags.options.group.shard_residual_rows);
   parser.Integer("context", "N", "tokens before what is measured", 1, 1 << 20, &flags.options.context);
   parser.Integer("tokens", "N", "that the engine generates", 1, 1 << 20, &flags.options.tokens);
   parser.Integer("repeats", "N", "of every figure", 1, 10000, &flags.options.repeats);
@@ -95,7 +98,9 @@ absl::Status RunRank(Flags& flags) {
   std::unique_ptr<PeerCommunicator> peer;
   Communicator* base = membership.communicator.get();
   if (flags.tp > 1 && !flags.no_peer) {
-    DFLASH_ASSIGN_OR_RETURN(PeerMemory memory, PeerMemory::Create(base, int64_t{8} << 20, stream));
+    DFLASH_ASSIGN_OR_RETURN(
+        PeerMemory memory,
+        PeerMemory::Create(base, int64_t{std::string(BackendName()) == "cuda" ? 128 : 16} << 20, stream));
     if (is_first) report.Fact("peer memory", memory.problem().empty() ? "yes" : memory.problem());
     if (memory.problem().empty()) {
       DFLASH_ASSIGN_OR_RETURN(peer, PeerCommunicator::Create(std::move(membership.communicator),

@@ -6,6 +6,7 @@
 
 #include "kernels/device/stream.h"
 #include "tools/dflash_bench/report.h"
+#include "worker/comm/forwarding_communicator.h"
 #include "worker/comm/peer_communicator.h"
 #include "worker/load_group.h"
 #include "worker/membership.h"
@@ -13,47 +14,26 @@
 namespace dflash::bench {
 
 // The communicator of the group, with or without its peer memory: what is measured beside each other.
-class SwitchedCommunicator final : public Communicator {
+class SwitchedCommunicator final : public ForwardingCommunicator {
  public:
   // Not owned; peer may be null: there is none.
-  SwitchedCommunicator(Communicator* base, PeerCommunicator* peer) : base_(base), peer_(peer) {}
+  SwitchedCommunicator(Communicator* base, PeerCommunicator* peer)
+      : ForwardingCommunicator(base), base_(base), peer_(peer) {
+    UsePeer(true);
+  }
   bool has_peer() const { return peer_ != nullptr; }
-  void UsePeer(bool use) { use_peer_ = use; }
+  void UsePeer(bool use) { set_inner(use && has_peer() ? peer_ : base_); }
 
-  int rank() const override { return base_->rank(); }
-  int size() const override { return base_->size(); }
-  absl::Status AllReduce(void* data, int64_t count, DType dtype, const Stream& stream) override {
-    return base_->AllReduce(data, count, dtype, stream);
-  }
-  absl::Status AllGather(const void* send, void* receive, int64_t bytes, const Stream& stream) override {
-    return base_->AllGather(send, receive, bytes, stream);
-  }
-  absl::Status ReduceScatter(const void* send, void* receive, int64_t count, DType dtype,
-                             const Stream& stream) override {
-    return base_->ReduceScatter(send, receive, count, dtype, stream);
-  }
-  absl::Status Broadcast(void* data, int64_t bytes, int root, const Stream& stream) override {
-    return base_->Broadcast(data, bytes, root, stream);
-  }
   absl::Status AllReduceAddRmsNorm(MatrixView product, MatrixView residual, ConstMatrixView w,
                                    NormWeight weight, float eps, MatrixView y,
                                    const Stream& stream) override {
-    if (use_peer_ && peer_ != nullptr)
-      return peer_->AllReduceAddRmsNorm(product, residual, w, weight, eps, y, stream);
-    return Communicator::AllReduceAddRmsNorm(product, residual, w, weight, eps, y, stream);
+    return inner()->AllReduceAddRmsNorm(product, residual, w, weight, eps, y, stream);
   }
-  absl::Status Barrier(const Stream& stream) override { return base_->Barrier(stream); }
-  void Abort(const absl::Status& reason) override { base_->Abort(reason); }
-  absl::Status Check() override { return peer_ != nullptr ? peer_->Check() : base_->Check(); }
-  bool sums_in_rank_order() const override { return base_->sums_in_rank_order(); }
-  bool capturable() const override { return base_->capturable(); }
-  absl::Duration timeout() const override { return base_->timeout(); }
-  const char* name() const override { return base_->name(); }
+  int64_t OneStepRows(int64_t cols) const override { return inner()->OneStepRows(cols); }
 
  private:
   Communicator* const base_;
   PeerCommunicator* const peer_;
-  bool use_peer_ = true;
 };
 
 struct RankOptions {

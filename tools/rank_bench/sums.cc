@@ -77,18 +77,40 @@ absl::Status MeasureSums(SwitchedCommunicator& communicator, int64_t cols, int64
                                               kEps, y.view(), stream);
     };
     Row row = {absl::StrCat("rows ", rows), {}};
+    communicator.UsePeer(false);
     DFLASH_ASSIGN_OR_RETURN(const double sum, TimeCalls(communicator, repeats, stream, [&] {
                               return communicator.AllReduce(product.view().data, rows * cols,
                                                             ActivationDType(), stream);
                             }));
     row.figures.push_back({absl::StrCat(communicator.name(), " sum"), 1e6 * sum});
-    communicator.UsePeer(false);
     DFLASH_ASSIGN_OR_RETURN(const double apart, TimeCalls(communicator, repeats, stream, fused));
     row.figures.push_back({"with residual and norm", 1e6 * apart});
+    // The other layout of the residual: every rank sums and norms its share of the rows.
+    const int64_t share = rows / communicator.size();
+    if (share * communicator.size() == rows) {
+      const auto share_of = [&](const Matrix& matrix) {
+        return matrix.view().Rows(share * communicator.rank(), share);
+      };
+      DFLASH_ASSIGN_OR_RETURN(
+          const double sharded, TimeCalls(communicator, repeats, stream, [&] {
+            DFLASH_RETURN_IF_ERROR(communicator.ReduceScatter(product.view().data, share_of(product).data,
+                                                              share * cols, ActivationDType(), stream));
+            DFLASH_RETURN_IF_ERROR(AddRmsNorm(share_of(residual), share_of(product), w.view(),
+                                              NormWeight::kOnePlus, kEps, share_of(y), stream));
+            return communicator.AllGather(share_of(y).data, y.view().data,
+                                          share * cols * SizeOf(ActivationDType()), stream);
+          }));
+      row.figures.push_back({"sharded", 1e6 * sharded});
+    }
     communicator.UsePeer(true);
-    if (communicator.has_peer() && rows <= PeerCommunicator::kMaxRows) {
+    if (rows <= communicator.OneStepRows(cols)) {
       DFLASH_ASSIGN_OR_RETURN(const double together, TimeCalls(communicator, repeats, stream, fused));
       row.figures.push_back({"peer memory", 1e6 * together});
+      DFLASH_ASSIGN_OR_RETURN(const double alone, TimeCalls(communicator, repeats, stream, [&] {
+                                return communicator.AllReduce(product.view().data, rows * cols,
+                                                              ActivationDType(), stream);
+                              }));
+      row.figures.push_back({"sum alone", 1e6 * alone});
     }
     if (is_first) report.Add(row);
   }

@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/sampling/sampling.h"
-#include "worker/engine/decode_rounds.h"
+#include "worker/decode/decode_rounds.h"
 #include "worker/load_group.h"
 
 namespace dflash::bench {

@@ -54,6 +54,8 @@ class Communicator {
   // One step where an implementation has one.
   virtual absl::Status AllReduceAddRmsNorm(MatrixView product, MatrixView residual, ConstMatrixView w,
                                            NormWeight weight, float eps, MatrixView y, const Stream& stream);
+  // Up to so many rows of `cols` columns that is one step.
+  virtual int64_t OneStepRows(int64_t /*cols*/) const { return 0; }
 
   // Returns when every rank has called it and the work that each stream had been given before is done.
   virtual absl::Status Barrier(const Stream& stream) = 0;

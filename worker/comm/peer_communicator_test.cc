@@ -42,16 +42,20 @@ void LoadKernel(const Stream& stream) {
   alone.area[0] = area.data();
   alone.max_rows = 1;
   alone.cols = kCols;
+  const PeerPatience patience = {.timeout = absl::Seconds(1), .late = late.data()};
+  EXPECT_TRUE(PreparePeerArea(area.data(), kAreaBytes, 1, stream).ok());
   EXPECT_TRUE(PeerSumAddRmsNorm(alone, x.view(), y.view(), w.view(), NormWeight::kOnePlus, kEps, x.view(),
-                                absl::Seconds(1), late.data(), stream)
+                                patience, stream)
                   .ok());
+  EXPECT_TRUE(PeerSum(alone, x.view(), patience, stream).ok());
+  EXPECT_TRUE(PeerBroadcast(alone, y.view().data, 4, 0, patience, stream).ok());
   EXPECT_TRUE(stream.Synchronize().ok());
 }
 
 // One thread a rank, each with a peer communicator of its own.
 std::vector<absl::Status> RunRanks(
     int size, absl::Duration timeout,
-    const std::function<absl::Status(PeerCommunicator&, const Stream&)>& work) {
+    const std::function<absl::Status(PeerCommunicator&, Communicator& underneath, const Stream&)>& work) {
   auto group = HostCommunicator::CreateGroup({.size = size, .timeout = timeout}).value();
   std::vector<absl::Status> results(group.size());
   std::vector<std::unique_ptr<PeerCommunicator>> ranks(group.size());
@@ -60,8 +64,9 @@ std::vector<absl::Status> RunRanks(
     threads.emplace_back([&, rank] {
       const Stream stream = MakeStream();
       LoadKernel(stream);
+      Communicator& underneath = *group[rank];
       absl::StatusOr<std::unique_ptr<PeerCommunicator>> comm = AddPeerMemory(std::move(group[rank]), stream);
-      results[rank] = comm.ok() ? work(**comm, stream) : comm.status();
+      results[rank] = comm.ok() ? work(**comm, underneath, stream) : comm.status();
       // Until all are through: others write to its area when they stop.
       if (comm.ok()) ranks[rank] = *std::move(comm);
     });
@@ -74,13 +79,15 @@ class PeerGroup : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, PeerGroup, ::testing::Values(2, 4), ::testing::PrintToStringParamName());
 
 TEST_P(PeerGroup, GivesTheBitsOfTheCommunicatorUnderneath) {
-  for (const absl::Status& result :
-       RunRanks(GetParam(), kPatience, [](PeerCommunicator&comm, const Stream&stream) {
-         EXPECT_STREQ(comm.name(), "host+peer");
-         EXPECT_TRUE(comm.sums_in_rank_order());
-         DFLASH_RETURN_IF_ERROR(testing::CheckPeerSums(comm, stream));
-         return testing::CheckCommunicator(comm, stream);  // everything else goes through
-       })) {
+  for (const absl::Status& result : RunRanks(
+           GetParam(), kPatience, [](PeerCommunicator&comm, Communicator&underneath, const Stream&stream) {
+             EXPECT_STREQ(comm.name(), "host+peer");
+             EXPECT_TRUE(comm.sums_in_rank_order());
+             DFLASH_RETURN_IF_ERROR(testing::CheckPeerSums(comm, underneath, stream));
+             DFLASH_RETURN_IF_ERROR(testing::CheckCommunicator(comm, stream));
+             EXPECT_GT(comm.peer_messages(), 10);
+             return absl::OkStatus();
+           })) {
     EXPECT_EQ(result, absl::OkStatus());
   }
 }
@@ -99,8 +106,8 @@ absl::Status SumOnce(PeerCommunicator& comm, const Stream& stream) {
 
 TEST_P(PeerGroup, ARankThatDoesNotComeIsNamed) {
   absl::Notification done;
-  const std::vector<absl::Status> results =
-      RunRanks(GetParam(), absl::Milliseconds(300), [&](PeerCommunicator& comm, const Stream& stream) {
+  const std::vector<absl::Status> results = RunRanks(
+      GetParam(), absl::Milliseconds(300), [&](PeerCommunicator& comm, Communicator&, const Stream& stream) {
         if (comm.rank() == 1) {
           done.WaitForNotificationWithTimeout(kPatience);
           return SumOnce(comm, stream);  // too late: the group is dead
@@ -119,7 +126,7 @@ TEST_P(PeerGroup, ARankThatDoesNotComeIsNamed) {
 TEST_P(PeerGroup, AnAbortReleasesThoseWhoWait) {
   const absl::Time begin = absl::Now();
   const std::vector<absl::Status> results =
-      RunRanks(GetParam(), kPatience, [](PeerCommunicator& comm, const Stream& stream) {
+      RunRanks(GetParam(), kPatience, [](PeerCommunicator& comm, Communicator&, const Stream& stream) {
         if (comm.rank() != 0) return SumOnce(comm, stream);
         comm.Abort(absl::InternalError("no more of this"));
         return SumOnce(comm, stream);

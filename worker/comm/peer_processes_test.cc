@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "worker/comm/testing/communicator_law.h"
 #include "worker/comm/testing/peer_sum_law.h"
 #include "worker/comm/testing/rank_process.h"
 
@@ -19,8 +20,10 @@ TEST_P(PeerProcesses, GiveTheBitsOfTheCommunicatorUnderneath) {
   for (int rank = 0; rank < GetParam(); ++rank) {
     ranks.push_back(std::make_unique<testing::RankProcess>(
         segment, rank, options, [](std::unique_ptr<Communicator> base, const Stream& stream) {
+          Communicator& underneath = *base;
           DFLASH_ASSIGN_OR_RETURN(const auto comm, testing::AddPeerMemory(std::move(base), stream));
-          return testing::CheckPeerSums(*comm, stream);
+          DFLASH_RETURN_IF_ERROR(testing::CheckPeerSums(*comm, underneath, stream));
+          return testing::CheckCommunicator(*comm, stream);
         }));
   }
   for (auto& rank : ranks) EXPECT_EQ(rank->Wait(), 0);

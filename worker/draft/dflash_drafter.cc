@@ -64,7 +64,13 @@ class DFlashDrafter::Impl {
     return target->communicator().AllReduce(product.data, product.rows * product.cols, product.dtype,
                                             *stream);
   }
-  // Leaves the output of the layer's feed-forward block in delta_, to be added by the next norm.
+  // h += the product, summed over the ranks that share the drafter; y = norm(h).
+  absl::Status AddNorm(MatrixView h, MatrixView product, const Matrix& weight, MatrixView y) {
+    if (!sharded_) return AddRmsNorm(h, product, weight.view(), contract.norm_weight, eps(), y, *stream);
+    return target->communicator().AllReduceAddRmsNorm(product, h, weight.view(), contract.norm_weight, eps(),
+                                                      y, *stream);
+  }
+  // Leaves this rank's part of the output of the layer's feed-forward block in delta_, for the next AddNorm.
   absl::Status RunLayer(size_t layer, SegmentList segments, MatrixView h);
 
   DFlashWeights weights_;
@@ -237,8 +243,7 @@ absl::Status DFlashDrafter::Impl::Propose(DecodeStates states, const int32_t* sl
   for (size_t layer = 0; layer < weights_.layers.size(); ++layer)
     DFLASH_RETURN_IF_ERROR(RunLayer(layer, segments, h));
   const MatrixView y = normed_.Rows(rows);
-  DFLASH_RETURN_IF_ERROR(
-      AddRmsNorm(h, delta_.Rows(rows), weights_.norm.view(), contract.norm_weight, eps(), y, *stream));
+  DFLASH_RETURN_IF_ERROR(AddNorm(h, delta_.Rows(rows), weights_.norm, y));
   DFLASH_RETURN_IF_ERROR(Observe(DraftStage::kLayerInput, weights_.layers.size(), h));
   DFLASH_RETURN_IF_ERROR(Observe(DraftStage::kOutput, 0, y));
   // Row 0 holds the anchor, which is known: only rows 1..B-1 go through the head.
@@ -267,7 +272,7 @@ absl::Status DFlashDrafter::Impl::RunLayer(size_t layer, SegmentList segments, M
   if (layer == 0) {
     DFLASH_RETURN_IF_ERROR(RmsNorm(h, w.input_norm.view(), contract.norm_weight, eps, x, *stream));
   } else {
-    DFLASH_RETURN_IF_ERROR(AddRmsNorm(h, delta, w.input_norm.view(), contract.norm_weight, eps, x, *stream));
+    DFLASH_RETURN_IF_ERROR(AddNorm(h, delta, w.input_norm, x));
   }
   DFLASH_RETURN_IF_ERROR(Observe(DraftStage::kLayerInput, layer, h));
   DFLASH_RETURN_IF_ERROR(Linear(x, w.q, Phase::kVerify, q, *stream));
@@ -282,13 +287,10 @@ absl::Status DFlashDrafter::Impl::RunLayer(size_t layer, SegmentList segments, M
                                    Pool(layer), Mask(layer), scale, Phase::kVerify, attended, *stream));
   DFLASH_RETURN_IF_ERROR(Observe(DraftStage::kAttended, layer, attended));
   DFLASH_RETURN_IF_ERROR(Linear(attended, w.out, Phase::kVerify, delta, *stream));
-  DFLASH_RETURN_IF_ERROR(Sum(delta));
-  DFLASH_RETURN_IF_ERROR(
-      AddRmsNorm(h, delta, w.post_attention_norm.view(), contract.norm_weight, eps, x, *stream));
+  DFLASH_RETURN_IF_ERROR(AddNorm(h, delta, w.post_attention_norm, x));
   DFLASH_RETURN_IF_ERROR(
       LinearSwiGlu(x, w.gate_up, Phase::kVerify, gate_up_.Rows(rows), activated_.Rows(rows), *stream));
-  DFLASH_RETURN_IF_ERROR(Linear(activated_.Rows(rows), w.down, Phase::kVerify, delta, *stream));
-  return Sum(delta);
+  return Linear(activated_.Rows(rows), w.down, Phase::kVerify, delta, *stream);
 }
 
 DFlashDrafter::DFlashDrafter(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

@@ -1,6 +1,6 @@
 // How decode rounds run changes nothing but the time they take: captured or not, with the host's knowledge of
 // the moment or a round behind, every request gets the same tokens from the same rounds.
-#include "worker/engine/decode_rounds.h"
+#include "worker/decode/decode_rounds.h"
 
 #include <memory>
 #include <string>

@@ -10,8 +10,8 @@
 #include "kernels/device/buffer.h"
 #include "worker/cache/prefix_cache.h"
 #include "worker/cache/sequence_table.h"
+#include "worker/decode/decode_rounds.h"
 #include "worker/draft/drafter.h"
-#include "worker/engine/decode_rounds.h"
 #include "worker/engine/scheduler.h"
 #include "worker/engine/text_stream.h"
 #include "worker/model/target.h"
@@ -159,8 +159,7 @@ absl::Status Engine::Impl::Allocate() {
   DFLASH_ASSIGN_OR_RETURN(sampled_, Buffer::Allocate(rows * int64_t{sizeof(int32_t)}, *stream_));
   const DecodeRounds::Options rounds = {.vocabulary = options_.vocabulary,
                                         .captured = options_.captured_rounds,
-                                        .max_in_flight = options_.rounds_ahead + 1,
-                                        .ranks = options_.ranks};
+                                        .max_in_flight = options_.rounds_ahead + 1};
   DFLASH_ASSIGN_OR_RETURN(rounds_, DecodeRounds::Create(rounds, target_, drafter_, table_, *stream_));
   if (target_->checkpoints() > 0) {
     prefixes_ =
@@ -513,7 +512,7 @@ absl::Status Engine::Impl::TellRanks(const StepPlan& plan, const StepBatch& know
         {.slot = running_[static_cast<size_t>(planned.sequence)]->slot, .max_rows = 1 + planned.max_drafts});
     draft_sequences += planned.max_drafts > 0;
   }
-  return options_.ranks->Begin(known.sequences, verify, draft_sequences);
+  return options_.ranks->Begin(known.sequences, verify, draft_sequences, plan.block_rows);
 }
 
 // Runs rows whose tokens are known, commits all of them and makes their taps drafter context. A new prompt
@@ -777,8 +776,8 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& opti
     return absl::InvalidArgumentError(
         absl::StrCat("vocabulary must be in [1, ", target->config().vocab_size, "]"));
   }
-  if (checked.ranks != nullptr || target->communicator().size() > 1) {
-    // Other ranks' plans say the rows of every round, and not every Communicator can be captured.
+  if (!target->communicator().capturable()) {
+    // Its calls wait for the other ranks, so nothing is gained.
     checked.captured_rounds = false;
     checked.rounds_ahead = 0;
   }

@@ -1,4 +1,5 @@
 // A leader's engine with followers as threads: they carry out its plans and end in the same state.
+#include <algorithm>
 #include <deque>
 #include <memory>
 #include <thread>
@@ -7,6 +8,7 @@
 #include "absl/synchronization/mutex.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "worker/comm/forwarding_communicator.h"
 #include "worker/comm/host_communicator.h"
 #include "worker/rank/follower.h"
 #include "worker/rank/leader.h"
@@ -20,15 +22,29 @@ using testing::GoldenPrompt;
 using ::testing::HasSubstr;
 using testing::TinyPair;
 
-constexpr int64_t kBlockRows = 16;
-
 struct Shape {
   int size = 1;
   DraftPlacement placement = DraftPlacement::kRankZero;
   int64_t slots = 4;
   int64_t pages = 0;  // 0: all that the slots can need
   int64_t checkpoints = 0;
+  // Captured rounds, so many of them ahead of what the leader has read; -1: rounds as they come.
+  int64_t captured_ahead = -1;
 };
+
+// Here a captured round is a function that is called again, so calls that wait do no harm in it.
+class CapturableCommunicator final : public ForwardingCommunicator {
+ public:
+  explicit CapturableCommunicator(std::unique_ptr<Communicator> inner)
+      : ForwardingCommunicator(inner.get()), owned_(std::move(inner)) {}
+  bool capturable() const override { return true; }
+
+ private:
+  const std::unique_ptr<Communicator> owned_;
+};
+
+// Shapes whose rounds are captured before the first request.
+constexpr int64_t kWarmSequences = 2;
 
 TinyPair LoadRank(const Shape& shape, Communicator* communicator) {
   testing::TinyPairOptions options;
@@ -46,10 +62,12 @@ class FollowerThread {
  public:
   FollowerThread(const Shape& shape, Communicator* communicator)
       : communicator_(communicator), pair_(LoadRank(shape, communicator)) {
-    follower_ = RankFollower::Create({.max_block_rows = kBlockRows, .vocabulary = pair_.vocabulary},
-                                     pair_.target.get(), pair_.rank_drafter(), pair_.table.get(),
-                                     communicator, *pair_.stream)
-                    .value();
+    follower_ =
+        RankFollower::Create({.vocabulary = pair_.vocabulary,
+                              .captured_rounds = shape.captured_ahead >= 0,
+                              .rounds_ahead = std::max<int64_t>(shape.captured_ahead, 0)},
+                             pair_.target.get(), pair_.rank_drafter(), pair_.table.get(), *pair_.stream)
+            .value();
     thread_ = std::thread([this] { Run(); });
   }
   ~FollowerThread() { (void)Join(); }
@@ -57,6 +75,7 @@ class FollowerThread {
   void Push(const RankPlan& plan) {
     absl::MutexLock lock(&mutex_);
     plans_.push_back(plan);
+    ++follower_plans_;
   }
   // Lets it finish what it has got.
   absl::Status Join() {
@@ -71,21 +90,24 @@ class FollowerThread {
 
  private:
   void Run() {
-    for (;;) {
+    result_ = follower_->WarmUp(kWarmSequences);
+    while (result_.ok()) {
       RankPlan plan;
       {
         absl::MutexLock lock(&mutex_);
         mutex_.Await(absl::Condition(
             +[](FollowerThread* self) { return self->closed_ || !self->plans_.empty(); }, this));
-        if (plans_.empty()) return;
+        if (plans_.empty()) break;
         plan = std::move(plans_.front());
         plans_.pop_front();
       }
       result_ = follower_->Run(plan);
-      if (result_.ok()) continue;
-      communicator_->Abort(result_);
-      return;
     }
+    if (result_.ok()) {
+      result_ = follower_->Finish();
+      EXPECT_EQ(follower_->last_plan(), follower_plans_);
+    }
+    if (!result_.ok()) communicator_->Abort(result_);
   }
 
   Communicator* const communicator_;
@@ -94,6 +116,7 @@ class FollowerThread {
   absl::Status result_;
   absl::Mutex mutex_;
   std::deque<RankPlan> plans_;
+  uint64_t follower_plans_ = 0;
   bool closed_ = false;
   std::thread thread_;
 };
@@ -102,21 +125,29 @@ class FollowerThread {
 class Group final : public PlanSender {
  public:
   explicit Group(const Shape& shape, StepObserver* observer = nullptr) {
-    communicators_ = HostCommunicator::CreateGroup({.size = shape.size}).value();
+    auto group = HostCommunicator::CreateGroup({.size = shape.size}).value();
+    for (std::unique_ptr<HostCommunicator>& communicator : group) {
+      communicators_.push_back(std::move(communicator));
+      if (shape.captured_ahead < 0) continue;
+      communicators_.back() = std::make_unique<CapturableCommunicator>(std::move(communicators_.back()));
+    }
     for (int rank = 1; rank < shape.size; ++rank) {
       followers.push_back(
           std::make_unique<FollowerThread>(shape, communicators_[static_cast<size_t>(rank)].get()));
     }
     pair = LoadRank(shape, communicators_[0].get());
-    ranks = std::make_unique<RankLeader>(this, communicators_[0].get(), *pair.stream);
+    ranks = std::make_unique<RankLeader>(this);
     EngineOptions options;
     options.vocabulary = pair.vocabulary;
     options.max_prefill_tokens = 64;
     options.ranks = ranks.get();
     options.observer = observer;
+    options.captured_rounds = shape.captured_ahead >= 0;
+    options.rounds_ahead = std::max<int64_t>(shape.captured_ahead, 0);
     engine = Engine::Create(options, pair.target.get(), pair.drafter.get(), pair.table.get(),
                             pair.tokenizer.get(), *pair.stream)
                  .value();
+    EXPECT_EQ(engine->WarmUp(kWarmSequences), absl::OkStatus());
   }
   absl::Status Send(const RankPlan& plan) override {
     ++plans;
@@ -128,7 +159,7 @@ class Group final : public PlanSender {
     return absl::OkStatus();
   }
 
-  std::vector<std::unique_ptr<HostCommunicator>> communicators_;
+  std::vector<std::unique_ptr<Communicator>> communicators_;
   std::vector<std::unique_ptr<FollowerThread>> followers;
   TinyPair pair;
   std::unique_ptr<RankLeader> ranks;
@@ -138,12 +169,18 @@ class Group final : public PlanSender {
 };
 
 class RankGroup : public ::testing::TestWithParam<Shape> {};
-INSTANTIATE_TEST_SUITE_P(Shapes, RankGroup,
-                         ::testing::Values(Shape{2}, Shape{4}, Shape{2, DraftPlacement::kSharded}),
-                         [](const auto& info) {
-                           return std::to_string(info.param.size) +
-                                  (info.param.placement == DraftPlacement::kSharded ? "DrafterSharded" : "");
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Shapes, RankGroup,
+    ::testing::Values(Shape{2}, Shape{4}, Shape{2, DraftPlacement::kSharded},
+                      Shape{.size = 2, .captured_ahead = 0}, Shape{.size = 2, .captured_ahead = 1},
+                      Shape{.size = 2, .placement = DraftPlacement::kSharded, .captured_ahead = 2}),
+    [](const auto& info) {
+      std::string name = std::to_string(info.param.size);
+      if (info.param.placement == DraftPlacement::kSharded) name += "DrafterSharded";
+      if (info.param.captured_ahead >= 0)
+        name += "Captured" + std::to_string(info.param.captured_ahead) + "Ahead";
+      return name;
+    });
 
 // More requests than slots, with and without drafts, greedy and sampled in every way: slots and pages change
 // hands all the time, prompts and rounds share steps. The followers carry out plans only, so every token
@@ -193,14 +230,18 @@ TEST_P(RankGroup, AnswersAsOneRankDoes) {
 
 // What company_test says of one rank: requests come and go over pools in which they do not all fit, and each
 // gets what it gets alone. The followers' pages are those that the leader names.
-TEST(RankGroupCompany, ChangesNothing) {
+class RankGroupCompany : public ::testing::TestWithParam<int64_t> {};
+INSTANTIATE_TEST_SUITE_P(CapturedAhead, RankGroupCompany, ::testing::Values(-1, 1),
+                         [](const auto& info) { return info.param < 0 ? "No" : "Yes"; });
+
+TEST_P(RankGroupCompany, ChangesNothing) {
   const std::vector<GenerationRequest> requests =
       testing::MixedRequests(32, 21, {.longest_prompt = 150, .most_tokens = 100});
   Group alone(Shape{2});
   const auto expected = testing::RunOneByOne(*alone.engine, requests).value();
 
   testing::StepTotals totals;
-  Group group(Shape{.size = 2, .slots = 16, .pages = 9}, &totals);
+  Group group(Shape{.size = 2, .slots = 16, .pages = 9, .captured_ahead = GetParam()}, &totals);
   const auto actual =
       testing::RunInCompany(*group.engine, requests, {.seed = 21, .most_arrivals = 5, .cancelled = 8})
           .value();

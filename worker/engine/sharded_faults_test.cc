@@ -14,6 +14,7 @@
 #include "base/status.h"
 #include "gtest/gtest.h"
 #include "kernels/device/buffer.h"
+#include "worker/comm/forwarding_communicator.h"
 #include "worker/model/state_export.h"
 #include "worker/model/testing/temporary_folder.h"
 #include "worker/testing/rank_threads.h"
@@ -31,34 +32,13 @@ constexpr int64_t kNeverSharded = std::numeric_limits<int64_t>::max();
 constexpr int64_t kHidden = 256, kTaps = 3;  // of the tiny pair
 
 // Hands everything on; faults override what they break.
-class Wrapper : public Communicator {
+class Wrapper : public ForwardingCommunicator {
  public:
-  explicit Wrapper(std::unique_ptr<Communicator> inner) : inner_(std::move(inner)) {}
-  int rank() const override { return inner_->rank(); }
-  int size() const override { return inner_->size(); }
-  absl::Status AllReduce(void* data, int64_t count, DType dtype, const Stream& stream) override {
-    return inner_->AllReduce(data, count, dtype, stream);
-  }
-  absl::Status AllGather(const void* send, void* receive, int64_t bytes, const Stream& stream) override {
-    return inner_->AllGather(send, receive, bytes, stream);
-  }
-  absl::Status ReduceScatter(const void* send, void* receive, int64_t count, DType dtype,
-                             const Stream& stream) override {
-    return inner_->ReduceScatter(send, receive, count, dtype, stream);
-  }
-  absl::Status Broadcast(void* data, int64_t bytes, int root, const Stream& stream) override {
-    return inner_->Broadcast(data, bytes, root, stream);
-  }
-  absl::Status Barrier(const Stream& stream) override { return inner_->Barrier(stream); }
-  void Abort(const absl::Status& reason) override { inner_->Abort(reason); }
-  absl::Status Check() override { return inner_->Check(); }
-  bool sums_in_rank_order() const override { return inner_->sums_in_rank_order(); }
-  bool capturable() const override { return inner_->capturable(); }
-  absl::Duration timeout() const override { return inner_->timeout(); }
-  const char* name() const override { return inner_->name(); }
+  explicit Wrapper(std::unique_ptr<Communicator> inner)
+      : ForwardingCommunicator(inner.get()), owned_(std::move(inner)) {}
 
- protected:
-  std::unique_ptr<Communicator> inner_;
+ private:
+  const std::unique_ptr<Communicator> owned_;
 };
 
 // One all-reduce of every seventeen is missing: one product of a forward pass over eight layers.

@@ -218,7 +218,10 @@ absl::StatusOr<std::unique_ptr<Target::Impl>> Target::Impl::Load(const TargetCon
     impl->options.max_logits_rows = options.max_verify_rows + table->slots();
   impl->communicator = options.communicator == nullptr ? &impl->solo_ : options.communicator;
   const GroupRank rank = {.rank = impl->communicator->rank(), .size = impl->communicator->size()};
-  if (options.shard_residual_rows == 0) impl->options.shard_residual_rows = 64 * rank.size;
+  if (options.shard_residual_rows == 0) {
+    impl->options.shard_residual_rows =
+        std::max(int64_t{64} * rank.size, impl->communicator->OneStepRows(config.hidden_size) + 1);
+  }
   DFLASH_ASSIGN_OR_RETURN(impl->local, RankConfig(config, rank));
   const TargetConfig& local = impl->local;
 

@@ -95,7 +95,8 @@ class Target {
     int64_t checkpoints = 0;               // that can be kept at a time
     Communicator* communicator = nullptr;  // not owned; null: a group of one
     DraftPlacement draft_placement = DraftPlacement::kRankZero;
-    // Rows of one phase from which the residual is sharded by rows over the ranks; 0: 64 per rank.
+    // Rows of one phase from which the residual is sharded by rows over the ranks; 0: 64 per rank, but more
+    // than the communicator sums in one step.
     int64_t shard_residual_rows = 0;
   };
 

@@ -30,23 +30,21 @@ absl::Status Upload(const Buffer& buffer, const std::vector<T>& values, const St
 
 absl::StatusOr<std::unique_ptr<RankFollower>> RankFollower::Create(const Options& options, Target* target,
                                                                    Drafter* drafter, SequenceTable* table,
-                                                                   Communicator* communicator,
                                                                    const Stream& stream) {
-  std::unique_ptr<RankFollower> follower(
-      new RankFollower(options, target, drafter, table, communicator, &stream));
+  std::unique_ptr<RankFollower> follower(new RankFollower(options, target, drafter, table, &stream));
+  if (!target->communicator().capturable()) {  // as in the engine
+    follower->options_.captured_rounds = false;
+    follower->options_.rounds_ahead = 0;
+  }
   const int64_t slots = table->slots();
-  const int64_t rows = slots * options.max_block_rows;
-  DFLASH_RETURN_IF_ERROR(AllocateArray<DecodeState>(follower->states_, slots, stream));
-  DFLASH_RETURN_IF_ERROR(AllocateArray<RoundEntry>(follower->entries_, slots, stream));
-  DFLASH_RETURN_IF_ERROR(AllocateArray<int32_t>(follower->draft_slots_, slots, stream));
-  DFLASH_RETURN_IF_ERROR(AllocateArray<int32_t>(follower->proposals_, rows, stream));
-  DFLASH_RETURN_IF_ERROR(AllocateArray<int32_t>(follower->tokens_, rows, stream));
-  DFLASH_RETURN_IF_ERROR(AllocateArray<int64_t>(follower->positions_, rows, stream));
-  DFLASH_RETURN_IF_ERROR(AllocateArray<SamplingParams>(follower->sampling_params_, rows, stream));
-  DFLASH_RETURN_IF_ERROR(AllocateArray<Segment>(follower->segments_, slots, stream));
-  DFLASH_RETURN_IF_ERROR(AllocateArray<int32_t>(follower->row_counts_, slots, stream));
-  DFLASH_RETURN_IF_ERROR(AllocateArray<int32_t>(follower->sampled_, rows, stream));
-  DFLASH_ASSIGN_OR_RETURN(follower->lengths_, PinnedBuffer::Allocate(table->LengthsBytes(), stream));
+  DFLASH_RETURN_IF_ERROR(AllocateArray<int64_t>(follower->positions_, slots, stream));
+  DFLASH_RETURN_IF_ERROR(AllocateArray<SamplingParams>(follower->sampling_params_, slots, stream));
+  DFLASH_RETURN_IF_ERROR(AllocateArray<int32_t>(follower->sampled_, slots, stream));
+  DFLASH_ASSIGN_OR_RETURN(follower->rounds_,
+                          DecodeRounds::Create({.vocabulary = options.vocabulary,
+                                                .captured = follower->options_.captured_rounds,
+                                                .max_in_flight = follower->options_.rounds_ahead + 1},
+                                               target, drafter, table, stream));
   follower->sampling_.resize(static_cast<size_t>(slots));
   return follower;
 }
@@ -59,10 +57,23 @@ absl::Status RankFollower::Run(const RankPlan& plan) {
     return absl::DataLossError(absl::StrCat("plan ", plan.number, " is not what the leader sent"));
   }
   hash_ = plan.hash;
+  number_ = plan.number;
   DFLASH_RETURN_IF_ERROR(ChangeSlots(plan));
   DFLASH_RETURN_IF_ERROR(RunKnownRows(plan));
   DFLASH_RETURN_IF_ERROR(RunRound(plan));
-  number_ = plan.number;
+  if (plans_in_flight_.empty()) finished_ = number_;
+  return absl::OkStatus();
+}
+
+absl::Status RankFollower::CollectRound() {
+  DFLASH_RETURN_IF_ERROR(rounds_->Collect().status());
+  finished_ = plans_in_flight_.front();
+  plans_in_flight_.pop_front();
+  return absl::OkStatus();
+}
+
+absl::Status RankFollower::Finish() {
+  while (has_rounds_in_flight()) DFLASH_RETURN_IF_ERROR(CollectRound());
   return absl::OkStatus();
 }
 
@@ -72,6 +83,8 @@ absl::Status RankFollower::ChangeSlots(const RankPlan& plan) {
       return absl::InternalError(absl::StrCat("the leader's slot ", change.slot, " does not exist here"));
     }
     if (change.kind == RankPlan::SlotChange::Kind::kClose) {
+      // The leader has read its last round, so here it ends too.
+      while (rounds_->is_in_flight(change.slot)) DFLASH_RETURN_IF_ERROR(CollectRound());
       DFLASH_RETURN_IF_ERROR(table_->Close(change.slot));
       continue;
     }
@@ -114,6 +127,7 @@ absl::Status RankFollower::RunKnownRows(const RankPlan& plan) {
     positions.push_back(rows.start_position + rows.count);
   }
   if (batch.sequences.empty()) return absl::OkStatus();
+  DFLASH_RETURN_IF_ERROR(Finish());  // such rows run between rounds
   DFLASH_ASSIGN_OR_RETURN(const ForwardResult forward, target_->Forward(batch));
   if (!params.empty()) {
     DFLASH_RETURN_IF_ERROR(Upload(sampling_params_, params, *stream_));
@@ -124,7 +138,7 @@ absl::Status RankFollower::RunKnownRows(const RankPlan& plan) {
                                            sampled_.As<int32_t>()));
   }
   if (!refed.empty()) DFLASH_RETURN_IF_ERROR(target_->Commit(refed));
-  if (drafter_ == nullptr) return absl::OkStatus();
+  if (drafter_ == nullptr) return stream_->Synchronize();
   std::vector<Drafter::CommittedRows> committed;
   for (size_t i = 0; i < batch.sequences.size(); ++i) {
     committed.push_back({.slot = batch.sequences[i].slot,
@@ -133,69 +147,30 @@ absl::Status RankFollower::RunKnownRows(const RankPlan& plan) {
                          .row_count = forward.rows[i].count,
                          .start_position = batch.sequences[i].start_position});
   }
-  return drafter_->Ingest(forward.taps, committed);
+  DFLASH_RETURN_IF_ERROR(drafter_->Ingest(forward.taps, committed));
+  return stream_->Synchronize();  // the plan counts as carried out: as the leader, which waits for the tokens
 }
 
 absl::Status RankFollower::RunRound(const RankPlan& plan) {
-  std::vector<RoundEntry> entries;
-  std::vector<int32_t> draft_slots;
-  int64_t row_count = 0;
-  SamplingReach reach = SamplingReach::kBest;
+  std::vector<DecodeRounds::Member> members;
+  int64_t drafting = 0;
   for (const RankPlan::Rows& rows : plan.rows) {
     if (rows.known()) continue;
-    if (rows.slot < 0 || rows.slot >= table_->slots() || rows.count < 1 ||
-        rows.count > options_.max_block_rows)
-      return absl::InternalError(
-          absl::StrCat("the leader verifies ", rows.count, " rows of slot ", rows.slot));
-    const bool drafts = rows.count > 1;
-    entries.push_back({.slot = rows.slot,
-                       .first_row = static_cast<int32_t>(row_count),
-                       .row_capacity = static_cast<int32_t>(rows.count),
-                       .max_drafts = static_cast<int32_t>(rows.count - 1),
-                       .proposal = drafts ? static_cast<int32_t>(draft_slots.size()) : -1});
-    if (drafts) draft_slots.push_back(rows.slot);
-    row_count += rows.count;
-    reach = std::max(reach, ReachOf(sampling_[static_cast<size_t>(rows.slot)]));
+    if (rows.slot < 0 || rows.slot >= table_->slots())
+      return absl::InternalError(absl::StrCat("the leader's slot ", rows.slot, " does not exist here"));
+    members.push_back({.slot = rows.slot,
+                       .max_drafts = rows.count - 1,
+                       .reach = ReachOf(sampling_[static_cast<size_t>(rows.slot)])});
+    drafting += rows.count > 1;
   }
-  if (entries.empty()) return absl::OkStatus();
-  const auto count = static_cast<int64_t>(entries.size());
-  const auto drafting = static_cast<int64_t>(draft_slots.size());
-  if (count > table_->slots() || drafting != plan.draft_sequences || (drafting > 0 && drafter_ == nullptr)) {
-    return absl::InternalError(absl::StrCat("the leader drafts for ", plan.draft_sequences, " of ", count,
-                                            " sequences, this rank for ", drafting));
+  if (members.empty()) return absl::OkStatus();
+  if (drafting != plan.draft_sequences || (drafting > 0 && drafter_ == nullptr)) {
+    return absl::InternalError(absl::StrCat("the leader drafts for ", plan.draft_sequences, " of ",
+                                            members.size(), " sequences, this rank for ", drafting));
   }
-  DFLASH_RETURN_IF_ERROR(Upload(entries_, entries, *stream_));
-  const DecodeStates states = {.data = states_.As<DecodeState>(), .slots = table_->slots()};
-  DFLASH_RETURN_IF_ERROR(
-      communicator_->Broadcast(states_.data(), BytesOf<DecodeState>(states.slots), 0, *stream_));
-  if (drafting > 0) {
-    DFLASH_RETURN_IF_ERROR(Upload(draft_slots_, draft_slots, *stream_));
-    DFLASH_RETURN_IF_ERROR(
-        drafter_->Propose(states, draft_slots_.As<int32_t>(), drafting, proposals_.As<int32_t>()));
-  }
-  const VerifyArrays rows = {.tokens = tokens_.As<int32_t>(),
-                             .positions = positions_.As<int64_t>(),
-                             .sampling = sampling_params_.As<SamplingParams>(),
-                             .segments = segments_.As<Segment>()};
-  DFLASH_RETURN_IF_ERROR(MakeVerifyRows(states, {.data = entries_.As<RoundEntry>(), .count = count},
-                                        proposals_.As<int32_t>(), options_.max_block_rows - 1,
-                                        options_.vocabulary, rows, *stream_));
-  // What counts is what the leader has made of them.
-  DFLASH_RETURN_IF_ERROR(communicator_->Broadcast(rows.tokens, BytesOf<int32_t>(row_count), 0, *stream_));
-  DFLASH_RETURN_IF_ERROR(communicator_->Broadcast(rows.segments, BytesOf<Segment>(count), 0, *stream_));
-  const VerifyRows verified = {
-      .tokens = rows.tokens, .segments = {.data = rows.segments, .count = count}, .rows = row_count};
-  DFLASH_ASSIGN_OR_RETURN(const VerifyResult forward, target_->Verify(verified));
-  DFLASH_RETURN_IF_ERROR(target_->Sample(forward.logits, rows.sampling, rows.positions, options_.vocabulary,
-                                         reach, sampled_.As<int32_t>()));
-  auto* row_counts = row_counts_.As<int32_t>();
-  DFLASH_RETURN_IF_ERROR(communicator_->Broadcast(row_counts, BytesOf<int32_t>(count), 0, *stream_));
-  DFLASH_RETURN_IF_ERROR(target_->CommitVerified(verified, row_counts));
-  if (drafter_ != nullptr)
-    DFLASH_RETURN_IF_ERROR(drafter_->IngestVerified(forward.taps, verified.segments, row_counts));
-  DFLASH_RETURN_IF_ERROR(table_->CopyLengths(lengths_));
-  DFLASH_RETURN_IF_ERROR(stream_->Synchronize());
-  for (const RoundEntry& entry : entries) table_->TakeLengths(lengths_, entry.slot);
+  DFLASH_RETURN_IF_ERROR(rounds_->Enqueue(members, plan.block_rows));
+  plans_in_flight_.push_back(plan.number);
+  while (rounds_->in_flight() > options_.rounds_ahead) DFLASH_RETURN_IF_ERROR(CollectRound());
   return absl::OkStatus();
 }
 

@@ -2,17 +2,18 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/device/buffer.h"
-#include "kernels/device/pinned_buffer.h"
+#include "kernels/device/graph.h"
 #include "kernels/device/stream.h"
-#include "kernels/round/round.h"
+#include "kernels/sampling/sampling.h"
 #include "worker/cache/sequence_table.h"
-#include "worker/comm/communicator.h"
+#include "worker/decode/decode_rounds.h"
 #include "worker/draft/drafter.h"
 #include "worker/model/target.h"
 #include "worker/rank/plan.h"
@@ -21,52 +22,53 @@ namespace dflash {
 
 class RankFollower {
  public:
+  // As the leader's engine (EngineOptions).
   struct Options {
-    int64_t max_block_rows = 1;  // of one verification, as the leader's
-    int64_t vocabulary = 0;      // real token ids, as the leader's engine
+    int64_t vocabulary = 0;
+    bool captured_rounds = Graph::IsCaptureCostly();
+    int64_t rounds_ahead = Graph::IsCaptureCostly() ? 1 : 0;
   };
-  // Target, drafter (this rank's part in drafting, null: the group has none), table, communicator and stream
-  // are not owned.
+  // Target, drafter (this rank's part in drafting, null: the group has none), table and stream are not owned.
   static absl::StatusOr<std::unique_ptr<RankFollower>> Create(const Options& options, Target* target,
                                                               Drafter* drafter, SequenceTable* table,
-                                                              Communicator* communicator,
                                                               const Stream& stream);
 
-  // Takes part in one step. Errors: those of the communicator; DataLoss: a plan is missing or is not the one
-  // that the leader sent; Internal: a slot is not the leader's; those of the target. After any of them the
-  // rank cannot go on.
+  // The leader's Engine::WarmUp: before the first plan, with the same number.
+  absl::Status WarmUp(int64_t sequences) { return rounds_->WarmUp(sequences); }
+
+  // Takes part in one step. Its round may still run on the device when this returns: as many as the leader
+  // keeps in flight. Errors: those of the communicator; DataLoss: a plan is missing or is not the one that
+  // the leader sent; Internal: a slot is not the leader's; those of the target. After any of them the rank
+  // cannot go on.
   absl::Status Run(const RankPlan& plan);
 
-  uint64_t last_plan() const { return number_; }  // carried out
+  // Waits for the rounds in flight.
+  absl::Status Finish();
+  bool has_rounds_in_flight() const { return rounds_->in_flight() > 0; }
+
+  uint64_t last_plan() const { return finished_; }  // carried out
 
  private:
   RankFollower(const Options& options, Target* target, Drafter* drafter, SequenceTable* table,
-               Communicator* communicator, const Stream* stream)
-      : options_(options),
-        target_(target),
-        drafter_(drafter),
-        table_(table),
-        communicator_(communicator),
-        stream_(stream) {}
+               const Stream* stream)
+      : options_(options), target_(target), drafter_(drafter), table_(table), stream_(stream) {}
   absl::Status ChangeSlots(const RankPlan& plan);
   // The step's known rows: forward, sampling of new prompts that are through, commit, context of the drafter.
   absl::Status RunKnownRows(const RankPlan& plan);
-  // The step's round: the leader's states, then the same operations on every rank
-  // (worker/engine/decode_rounds.cc), with the leader's rows and accepted counts.
   absl::Status RunRound(const RankPlan& plan);
+  // Waits for the oldest round in flight.
+  absl::Status CollectRound();
 
-  const Options options_;
+  Options options_;
   Target* const target_;
   Drafter* const drafter_;
   SequenceTable* const table_;
-  Communicator* const communicator_;
   const Stream* const stream_;
-  // Device memory of a round.
-  Buffer states_, entries_, draft_slots_, proposals_;
-  Buffer tokens_, positions_, sampling_params_, segments_, row_counts_, sampled_;
-  PinnedBuffer lengths_;
-  std::vector<SamplingParams> sampling_;  // per slot
-  uint64_t number_ = 0;
+  std::unique_ptr<DecodeRounds> rounds_;
+  std::deque<uint64_t> plans_in_flight_;          // of the rounds in flight, oldest first
+  Buffer sampling_params_, positions_, sampled_;  // of prompts' last rows
+  std::vector<SamplingParams> sampling_;          // per slot
+  uint64_t number_ = 0, finished_ = 0;
   uint64_t hash_ = 0;
 };
 

@@ -24,11 +24,12 @@ void RankLeader::OnClose(int32_t slot) {
 }
 
 absl::Status RankLeader::Begin(const std::vector<SequenceRows>& known, const std::vector<VerifyRows>& verify,
-                               int64_t draft_sequences) {
+                               int64_t draft_sequences, int64_t block_rows) {
   RankPlan plan;
   plan.number = ++number_;
   plan.slots = std::exchange(slots_, {});
   plan.draft_sequences = draft_sequences;
+  plan.block_rows = block_rows;
   for (const SequenceRows& rows : known) {
     plan.rows.push_back({.slot = rows.slot,
                          .phase = rows.phase,
@@ -49,21 +50,6 @@ absl::Status RankLeader::Begin(const std::vector<SequenceRows>& known, const std
   hash_ = ChainHash(hash_, plan);
   plan.hash = hash_;
   return sender_->Send(plan);
-}
-
-absl::Status RankLeader::ShareStates(DecodeStates states) {
-  return communicator_->Broadcast(states.data, states.slots * static_cast<int64_t>(sizeof(DecodeState)), 0,
-                                  *stream_);
-}
-
-absl::Status RankLeader::ShareRows(int32_t* tokens, int64_t rows, Segment* segments, int64_t count) {
-  DFLASH_RETURN_IF_ERROR(
-      communicator_->Broadcast(tokens, rows * static_cast<int64_t>(sizeof(int32_t)), 0, *stream_));
-  return communicator_->Broadcast(segments, count * static_cast<int64_t>(sizeof(Segment)), 0, *stream_);
-}
-
-absl::Status RankLeader::ShareRowCounts(int32_t* row_counts, int64_t count) {
-  return communicator_->Broadcast(row_counts, count * static_cast<int64_t>(sizeof(int32_t)), 0, *stream_);
 }
 
 }  // namespace dflash

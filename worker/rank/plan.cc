@@ -37,7 +37,7 @@ uint64_t ChainHash(uint64_t previous, const RankPlan& plan) {
     mixer.Add(change.sampling.min_p).Add(change.sampling.seed);
     mixer.Add(change.begin.position).Add(int64_t{change.begin.index});
   }
-  mixer.Add(plan.draft_sequences).Add(static_cast<int64_t>(plan.rows.size()));
+  mixer.Add(plan.draft_sequences).Add(plan.block_rows).Add(static_cast<int64_t>(plan.rows.size()));
   for (const RankPlan::Rows& rows : plan.rows) {
     mixer.Add(int64_t{rows.slot})
         .Add(static_cast<int64_t>(rows.phase))

@@ -42,7 +42,9 @@ struct RankPlan {
   uint64_t hash = 0;    // ChainHash(hash of the plan before, this)
   std::vector<SlotChange> slots;
   int64_t draft_sequences = 0;  // for which the drafter proposes before the forward
-  std::vector<Rows> rows;       // in the order of the batch, known ones first; may be empty in the last plan
+  int64_t block_rows =
+      0;  // no sequence of the round gets more rows; 0: a whole block (DecodeRounds::Enqueue)
+  std::vector<Rows> rows;  // in the order of the batch, known ones first; may be empty in the last plan
 };
 
 // Of everything in the plan but `hash`, and of all plans before it (previous = 0 for the first).

@@ -41,6 +41,7 @@ TEST(RankPlan, HashSeesEveryChange) {
       [](RankPlan&) {},
       [](RankPlan& p) { p.number = 8; },
       [](RankPlan& p) { p.draft_sequences = 2; },
+      [](RankPlan& p) { p.block_rows = 4; },
       [](RankPlan& p) { std::swap(p.slots[0], p.slots[1]); },
       [](RankPlan& p) { p.slots.pop_back(); },
       [](RankPlan& p) { p.slots[0].slot = 2; },

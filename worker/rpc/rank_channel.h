@@ -108,6 +108,8 @@ class RankLink {
 
   const RankTransport& transport() const;
   absl::Status SendReady(const RankReady& ready);
+  // Waits until NextPlan would not wait, at most so long; whether that is so.
+  bool AwaitPlan(absl::Duration patience);
   // Waits for the next plan; nullopt when the leader has ended the group without an error. Otherwise the
   // fault.
   absl::StatusOr<std::optional<RankPlan>> NextPlan();

@@ -107,6 +107,7 @@ RankPlan SomePlan(uint64_t number) {
   plan.number = number;
   plan.hash = number * 0x123456789abcdefu;
   plan.draft_sequences = 2;
+  plan.block_rows = 8;
   plan.slots = {
       {.kind = RankPlan::SlotChange::Kind::kOpen,
        .slot = 1,

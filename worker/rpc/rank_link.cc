@@ -67,6 +67,12 @@ class RankLink::Impl {
     return connection_->Send(frame);
   }
 
+  bool AwaitPlan(absl::Duration patience) {
+    absl::MutexLock lock(&mutex_);
+    const auto any = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !plans_.empty() || over_; };
+    return mutex_.AwaitWithTimeout(absl::Condition(&any), patience);
+  }
+
   absl::StatusOr<std::optional<RankPlan>> NextPlan() {
     absl::MutexLock lock(&mutex_);
     const auto any = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !plans_.empty() || over_; };
@@ -323,6 +329,7 @@ absl::StatusOr<std::unique_ptr<RankLink>> RankLink::Join(const RankChannelOption
 
 const RankTransport& RankLink::transport() const { return impl_->transport(); }
 absl::Status RankLink::SendReady(const RankReady& ready) { return impl_->SendReady(ready); }
+bool RankLink::AwaitPlan(absl::Duration patience) { return impl_->AwaitPlan(patience); }
 absl::StatusOr<std::optional<RankPlan>> RankLink::NextPlan() { return impl_->NextPlan(); }
 void RankLink::SetFinished(uint64_t plan) { impl_->SetFinished(plan); }
 void RankLink::Abort(const absl::Status& reason) { impl_->Abort(reason); }

@@ -62,6 +62,7 @@ wire::RankPlan ToMessage(const RankPlan& plan) {
     if (change.begin.position > 0) Fill(change.begin, slot->mutable_begin());
   }
   message.set_draft_sequences(plan.draft_sequences);
+  message.set_block_rows(plan.block_rows);
   for (const RankPlan::Rows& planned : plan.rows) {
     wire::PlannedRows* rows = message.add_rows();
     rows->set_slot(planned.slot);
@@ -93,6 +94,7 @@ RankPlan FromMessage(const wire::RankPlan& message) {
     if (change.has_begin()) slot.begin = FromMessage(change.begin());
   }
   plan.draft_sequences = message.draft_sequences();
+  plan.block_rows = message.block_rows();
   for (const wire::PlannedRows& rows : message.rows()) {
     plan.rows.push_back({.slot = rows.slot(),
                          .phase = rows.verify() ? Phase::kVerify : Phase::kPrefill,

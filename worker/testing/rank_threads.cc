@@ -11,7 +11,7 @@
 namespace dflash::testing {
 namespace {
 
-constexpr int64_t kPeerBytes = int64_t{1} << 20;
+constexpr int64_t kPeerBytes = int64_t{16} << 20;
 
 }  // namespace
 

@@ -1,4 +1,4 @@
-#include "worker/engine/decode_rounds.h"
+#include "worker/decode/decode_rounds.h"
 
 #include <algorithm>
 #include <cstring>
@@ -11,7 +11,6 @@
 #include "worker/cache/sequence_table.h"
 #include "worker/draft/drafter.h"
 #include "worker/model/target.h"
-#include "worker/rank/leader.h"
 
 namespace dflash {
 namespace {
@@ -176,6 +175,13 @@ absl::Status DecodeRounds::Run(const Shape& shape) {
   return graph->Launch(*stream_);
 }
 
+template <typename T>
+absl::Status DecodeRounds::Share(T* values, int64_t count) const {
+  Communicator& communicator = target_->communicator();
+  if (communicator.size() == 1) return absl::OkStatus();
+  return communicator.Broadcast(values, count * int64_t{sizeof(T)}, /*root=*/0, *stream_);
+}
+
 // The round itself. Nothing here reads what the device computes: shapes and addresses depend on `shape`
 // alone.
 absl::Status DecodeRounds::EnqueueWork(const Shape& shape) {
@@ -183,7 +189,7 @@ absl::Status DecodeRounds::EnqueueWork(const Shape& shape) {
   auto* proposals = proposals_.As<int32_t>();
   DFLASH_RETURN_IF_ERROR(RecordMark(kStart));
 
-  if (options_.ranks != nullptr) DFLASH_RETURN_IF_ERROR(options_.ranks->ShareStates(states()));
+  DFLASH_RETURN_IF_ERROR(Share(states().data, slots_));
   if (shape.drafting > 0) {
     DFLASH_RETURN_IF_ERROR(
         drafter_->Propose(states(), draft_slots_.As<int32_t>(), shape.drafting, proposals));
@@ -192,10 +198,8 @@ absl::Status DecodeRounds::EnqueueWork(const Shape& shape) {
       MakeVerifyRows(states(), entries, proposals, block_rows() - 1, options_.vocabulary, rows(), *stream_));
   DFLASH_RETURN_IF_ERROR(RecordMark(kDrafted));
 
-  if (options_.ranks != nullptr) {
-    DFLASH_RETURN_IF_ERROR(options_.ranks->ShareRows(tokens_.As<int32_t>(), shape.rows,
-                                                     segments_.As<Segment>(), shape.sequences));
-  }
+  DFLASH_RETURN_IF_ERROR(Share(tokens_.As<int32_t>(), shape.rows));
+  DFLASH_RETURN_IF_ERROR(Share(segments_.As<Segment>(), shape.sequences));
   const VerifyRows verified = {.tokens = tokens_.As<int32_t>(),
                                .segments = {.data = segments_.As<Segment>(), .count = shape.sequences},
                                .rows = shape.rows};
@@ -210,9 +214,7 @@ absl::Status DecodeRounds::EnqueueWork(const Shape& shape) {
   // All state of a sequence moves together: target stores, then drafter context.
   auto* row_counts = row_counts_.As<int32_t>();
   DFLASH_RETURN_IF_ERROR(AcceptRows(entries, rows(), sampled(), states(), row_counts, results(), *stream_));
-  if (options_.ranks != nullptr) {
-    DFLASH_RETURN_IF_ERROR(options_.ranks->ShareRowCounts(row_counts, shape.sequences));
-  }
+  DFLASH_RETURN_IF_ERROR(Share(row_counts, shape.sequences));
   DFLASH_RETURN_IF_ERROR(target_->CommitVerified(verified, row_counts));
   DFLASH_RETURN_IF_ERROR(RecordMark(kCommitted));
   if (drafter_ != nullptr) {
@@ -228,6 +230,9 @@ absl::StatusOr<DecodeRounds::Outcome> DecodeRounds::Collect() {
   InFlight round = std::move(in_flight_.front());
   in_flight_.pop_front();
   DFLASH_RETURN_IF_ERROR(round.done.Synchronize());
+  // Before anything is believed: a rank that did not come is noticed by the device.
+  if (Communicator& communicator = target_->communicator(); communicator.capturable())
+    DFLASH_RETURN_IF_ERROR(communicator.Check());
   const auto* report = round.report.As<char>();
   const auto* times = round.report.As<int64_t>();
   const auto* results = reinterpret_cast<const RoundResult*>(report + ResultsOffset());
@@ -249,6 +254,15 @@ absl::StatusOr<DecodeRounds::Outcome> DecodeRounds::Collect() {
   }
   free_.push_back(std::move(round));
   return outcome;
+}
+
+bool DecodeRounds::is_in_flight(int32_t slot) const {
+  for (const InFlight& round : in_flight_) {
+    for (const Member& member : round.members) {
+      if (member.slot == slot) return true;
+    }
+  }
+  return false;
 }
 
 void DecodeRounds::Abandon() {

@@ -1,6 +1,10 @@
 // The decode loop as the device runs it: a round is draft, verify, sample, accept, commit and ingest of every
 // sequence in decode, enqueued as a whole. What the next round needs stays in device memory, so the host may
 // enqueue a round before it has read the tokens of the last one (docs/adr/0008-round-on-the-device.md).
+//
+// In a group every rank runs the same rounds: the same calls with the same members. What the device decides
+// in them is rank 0's: its states, rows and accepted counts are broadcast in the stream, so that one rank
+// decides.
 #pragma once
 
 #include <compare>
@@ -25,7 +29,6 @@
 namespace dflash {
 
 class Drafter;
-class RankLeader;
 class SequenceTable;
 class Target;
 
@@ -36,8 +39,7 @@ class DecodeRounds {
     // Rounds are captured and replayed. A graph has one shape, so all drafting sequences then get as many
     // rows. Otherwise every round has just the rows that it needs.
     bool captured = Graph::IsCaptureCostly();
-    int64_t max_in_flight = 1;    // rounds enqueued and not collected
-    RankLeader* ranks = nullptr;  // the group's other ranks; not owned, null: there are none
+    int64_t max_in_flight = 1;  // rounds enqueued and not collected
   };
   // Nothing is owned; drafter may be null. Rounds of a drafter or a communicator that cannot be captured are
   // not. Errors: ResourceExhausted.
@@ -51,7 +53,8 @@ class DecodeRounds {
   absl::Status WarmUp(int64_t sequences);
   int64_t graphs() const { return static_cast<int64_t>(graphs_.size()); }
 
-  // A sequence begins to decode: its prompt is in the stores, its first token is the anchor.
+  // A sequence begins to decode: its prompt is in the stores, its first token is the anchor. Rank 0's say
+  // counts.
   absl::Status Start(int32_t slot, const DecodeState& state);
 
   struct Member {
@@ -66,6 +69,7 @@ class DecodeRounds {
   absl::Status Enqueue(const std::vector<Member>& members, int64_t max_rows = 0);
 
   int64_t in_flight() const { return static_cast<int64_t>(in_flight_.size()); }
+  bool is_in_flight(int32_t slot) const;  // a member of such a round
   bool captured() const { return options_.captured; }
 
   struct SequenceOutcome {
@@ -79,7 +83,8 @@ class DecodeRounds {
     absl::Duration draft_time, forward_time, sample_time, commit_time, ingest_time;
   };
   // Waits for the oldest round in flight, takes the lengths of its members over into the table and checks
-  // that all stores of each end at its anchor (Internal).
+  // that all stores of each end at its anchor (Internal). Errors of the communicator that a captured round
+  // cannot return itself.
   absl::StatusOr<Outcome> Collect();
 
   // Waits for the rounds in flight and forgets them.
@@ -109,6 +114,9 @@ class DecodeRounds {
   int64_t block_rows() const;
   absl::Status Run(const Shape& shape);
   absl::Status EnqueueWork(const Shape& shape);
+  // What rank 0 has there, on every rank.
+  template <typename T>
+  absl::Status Share(T* values, int64_t count) const;
   absl::Status RecordMark(Mark mark) const;
 
   DecodeStates states() const { return {.data = states_.As<DecodeState>(), .slots = slots_}; }
