@@ -302,7 +302,7 @@ TEST_F(GatedDeltaNetTest, MixerVerifyEqualsItsParts) {
       for (int64_t extra_stride : {0, 1}) {
         SCOPED_TRACE(testing::Message() << shape.key_dim << " x " << shape.value_dim << ", " << taps
                                         << " taps, stride +" << extra_stride);
-        constexpr int64_t kSlots = 3, kRows = 44, kMaxRows = 20;
+        constexpr int64_t kSlots = 4, kRows = 44, kMaxRows = 20;
         const Sequence s(shape, kRows, 12, stream_);
         const int64_t channels = shape.QkvCols(), cols = shape.value_heads * shape.value_dim;
         const auto activations = [&](int64_t rows, int64_t columns, uint32_t seed) {
@@ -317,9 +317,9 @@ TEST_F(GatedDeltaNetTest, MixerVerifyEqualsItsParts) {
         const DeviceMatrix history =
             DeviceMatrix::Activations(RandomMatrix<float>(kSlots * (taps - 1), channels, 63, -1, 1), stream_);
         DeviceArray<float> a_log(s.a_log.values, stream_), dt_bias(s.dt_bias.values, stream_);
-        // Before: slot 0 has nothing pending, slot 1 all, slot 2 some.
-        DeviceArray<int32_t> buffer({0, 1, 0}, stream_), count({0, kMaxRows, 5}, stream_);
-        DeviceArray<Segment> segments({{1, 2, 16, 100}, {2, 18, 0, 7}, {0, 20, 1, 3}, {2, 22, 20, 9}},
+        // Before: slot 0 has nothing pending, slot 1 all, slots 2 and 3 some.
+        DeviceArray<int32_t> buffer({0, 1, 0, 1}, stream_), count({0, kMaxRows, 5, 3}, stream_);
+        DeviceArray<Segment> segments({{1, 2, 16, 100}, {3, 18, 0, 7}, {0, 20, 1, 3}, {2, 22, 20, 9}},
                                       stream_);
         const SegmentList list = {segments.data(), segments.size()};
         const ConvState conv = {history.view().data, kSlots, taps, channels};

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "base/check.h"
@@ -141,7 +142,12 @@ class DeviceArray {
     DFLASH_CHECK(stream.Synchronize().ok());
   }
   DeviceArray(DeviceArray&&) noexcept = default;
-  DeviceArray& operator=(DeviceArray&&) noexcept = default;
+  DeviceArray& operator=(DeviceArray&& other) noexcept {
+    std::swap(values_, other.values_);
+    std::swap(stream_, other.stream_);
+    std::swap(buffer_, other.buffer_);
+    return *this;
+  }
   ~DeviceArray() {
     if (buffer_.data() == nullptr || !stream_->Synchronize().ok()) return;
     for (int64_t guard : {int64_t{0}, kGuard + Bytes()}) {
