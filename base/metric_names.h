@@ -211,7 +211,24 @@ inline constexpr MetricInfo kPrefixCacheLimited{
     "Requests that could have begun further on, had this pool had as much as the others.",
     {"pool"}};
 
+inline constexpr MetricInfo kPrefixCacheEvictions{"dflashd_prefix_cache_evictions_total",
+                                                  MetricType::kCounter,
+                                                  MetricScope::kGroup,
+                                                  "What the prefix cache gave up because there was no room "
+                                                  "(kv: pages of attention and drafter context, checkpoint: "
+                                                  "copies of recurrent state).",
+                                                  {"pool"}};
+
 // Speculation.
+inline constexpr MetricInfo kSpecBlockRounds{"dflashd_spec_decode_block_rounds_total",
+                                             MetricType::kCounter,
+                                             MetricScope::kGroup,
+                                             "Decode rounds of the group by the rows of a block, anchor "
+                                             "included (1: plain decoding), and why it had so many "
+                                             "(whole: blocks are never cut, row_limit: --max-verify-rows, "
+                                             "no_drafts: no request that speculates, best: most "
+                                             "tokens a second, probe: to measure another length again).",
+                                             {"block_rows", "reason"}};
 inline constexpr MetricInfo kSpecDrafts{"dflashd_spec_decode_num_drafts_total",
                                         MetricType::kCounter,
                                         MetricScope::kGroup,
@@ -247,11 +264,15 @@ inline constexpr MetricInfo kSpecAcceptedPerStep{"dflashd_spec_decode_accepted_p
                                                  "Accepted drafts per round, without the bonus token.",
                                                  {"method", "constrained"},
                                                  kAcceptedBuckets};
-inline constexpr MetricInfo kSpecSkipped{"dflashd_spec_decode_skipped_total",
-                                         MetricType::kCounter,
-                                         MetricScope::kGroup,
-                                         "Decode rounds of a sequence without drafts, by reason.",
-                                         {"reason"}};
+inline constexpr MetricInfo kSpecSkipped{
+    "dflashd_spec_decode_skipped_total",
+    MetricType::kCounter,
+    MetricScope::kGroup,
+    "Decode rounds of a sequence without drafts, by reason (auto_batch: with so many sequences plain "
+    "decoding "
+    "is faster, auto_low_accept: it is for one alone, as few drafts are accepted; "
+    "disabled_request, disabled_server, near_max_len).",
+    {"reason"}};
 inline constexpr MetricInfo kSpecEnabled{"dflashd_spec_decode_enabled",
                                          MetricType::kGauge,
                                          MetricScope::kGroup,
@@ -346,6 +367,8 @@ inline constexpr const MetricInfo* kAll[] = {&kRequests,
                                              &kPrefixCacheQueriedTokens,
                                              &kPrefixCacheHitTokens,
                                              &kPrefixCacheLimited,
+                                             &kPrefixCacheEvictions,
+                                             &kSpecBlockRounds,
                                              &kSpecDrafts,
                                              &kSpecDraftTokens,
                                              &kSpecAcceptedTokens,

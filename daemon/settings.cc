@@ -115,9 +115,13 @@ FlagParser MakeParser(Settings& settings) {
   parser.Integer("max-prefill-tokens", "N",
                  "prompt tokens in one step, at least 64; 0: what suits the backend", 0, 65536,
                  &settings.max_prefill_tokens);
+  parser.Choice(
+      "block-length", {"by-load", "whole"},
+      "by-load: a round verifies as many drafts as give most tokens a second, whole: all of a block",
+      &settings.block_length);
   parser.Integer("max-verify-rows", "N",
-                 "anchors and drafts in one step above which blocks get shorter; 0: what suits the backend",
-                 0, 65536, &settings.max_verify_rows);
+                 "anchors and drafts in one step above which blocks get shorter in any case; 0: no limit", 0,
+                 65536, &settings.max_verify_rows);
   parser.Integer(
       "prefix-checkpoints", "N",
       "copies of recurrent states that the prefix cache keeps; 0: no prefix cache. Default: two for "

@@ -56,6 +56,7 @@ struct Settings {
   std::string instruction_set = "auto";
   int64_t threads = 0, max_sequences = 8, max_context_tokens = 0, cache_tokens = 0;
   int64_t max_prefill_tokens = 0, max_verify_rows = 0;
+  std::string block_length = "by-load";
   double memory_fraction = 0;
   std::optional<int64_t> prefix_checkpoints;  // unset: the worker's own choice
   bool allow_unlisted_keys = false;

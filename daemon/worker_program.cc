@@ -49,6 +49,7 @@ std::vector<std::string> WorkerCommand(const std::filesystem::path& worker, cons
                                                      {"--max-verify-rows", settings.max_verify_rows},
                                                      {"--silence-timeout", settings.silence_timeout_seconds}};
   for (const auto& [name, value] : numbers) command.insert(command.end(), {name, absl::StrCat(value)});
+  command.insert(command.end(), {"--block-length", settings.block_length});
   if (settings.memory_fraction > 0)
     command.insert(command.end(), {"--memory-fraction", absl::StrCat(settings.memory_fraction)});
   if (settings.prefix_checkpoints)

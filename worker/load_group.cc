@@ -181,6 +181,7 @@ absl::StatusOr<Group> LoadGroup(const GroupOptions& options, const Log& log) {
     return absl::InvalidArgumentError("a defect needs a drafter");
   }
 
+  group.adaptive_blocks = options.adaptive_blocks;
   group.max_verify_rows = options.max_verify_rows;
   group.max_context_tokens =
       options.max_context_tokens == 0 ? target_config.max_position_embeddings : options.max_context_tokens;
@@ -260,11 +261,8 @@ absl::StatusOr<std::unique_ptr<Engine>> Group::MakeEngine(int64_t max_prefill_to
   EngineOptions options;
   options.max_context_tokens = max_context_tokens;
   options.max_prefill_tokens = PrefillRows(max_prefill_tokens);
-  // Beyond so many rows a GPU's step takes longer with every row.
-  constexpr int64_t kVerifyRowsOfAGpu = 256;
-  options.max_verify_rows = max_verify_rows > 0        ? max_verify_rows
-                            : Graph::IsCaptureCostly() ? kVerifyRowsOfAGpu
-                                                       : 0;
+  options.adaptive_blocks = adaptive_blocks;
+  options.max_verify_rows = max_verify_rows;
   options.vocabulary = vocabulary;
   options.turn_end_tokens = generation.eos_token_ids;
   options.observer = observer;

@@ -33,7 +33,8 @@ struct GroupOptions {
   int64_t cache_tokens = 0;
   double memory_fraction = 0;        // of the device's memory that the group may use in all; 0: not said
   int64_t max_prefill_tokens = 0;    // prefill rows of a step; 0: what suits the backend (PrefillRows)
-  int64_t max_verify_rows = 0;       // EngineOptions::max_verify_rows; 0: what suits the backend
+  bool adaptive_blocks = true;       // EngineOptions::adaptive_blocks
+  int64_t max_verify_rows = 0;       // EngineOptions::max_verify_rows
   int64_t checkpoints = 0;           // of recurrent states, for the prefix cache; 0: there is none
   bool allow_unlisted_keys = false;  // of configuration files
   // Weights are made from this seed (docs/spec/random-weights.md): the folders hold configurations and no
@@ -61,6 +62,7 @@ struct Group {
   FeatureContract contract;  // meaningful with a drafter
   std::string target_revision;
   int64_t max_context_tokens = 0;
+  bool adaptive_blocks = true;
   int64_t max_verify_rows = 0;
   int64_t vocabulary = 0;  // real token ids: the tokenizer's, or all rows of the head
   int64_t bytes_read = 0;  // of weights, this rank's share

@@ -43,6 +43,7 @@ struct Flags {
   GroupOptions group;
   std::string listen;
   std::string speculation = "dflash";
+  std::string block_length = "by-load";
   int64_t threads = 0;
   std::string instruction_set = "auto";
   int64_t device = 0;
@@ -93,9 +94,13 @@ FlagParser MakeParser(Flags& flags) {
   parser.Integer("max-prefill-tokens", "N",
                  "prompt tokens in one step, at least 64; 0: what suits the backend", 0, 65536,
                  &flags.group.max_prefill_tokens);
+  parser.Choice(
+      "block-length", {"by-load", "whole"},
+      "by-load: a round verifies as many drafts as give most tokens a second, whole: all of a block",
+      &flags.block_length);
   parser.Integer("max-verify-rows", "N",
-                 "anchors and drafts in one step above which blocks get shorter; 0: what suits the backend",
-                 0, 65536, &flags.group.max_verify_rows);
+                 "anchors and drafts in one step above which blocks get shorter in any case; 0: no limit", 0,
+                 65536, &flags.group.max_verify_rows);
   parser.Integer(
       "prefix-checkpoints", "N",
       "copies of recurrent states that the prefix cache keeps; 0: no prefix cache. Default: two for "
@@ -376,6 +381,7 @@ absl::Status FinishRankFlags(Flags& flags) {
   flags.membership.collective_timeout = absl::Seconds(flags.rank_timeout_seconds);
   flags.group.draft_placement =
       flags.draft_placement == "sharded" ? DraftPlacement::kSharded : DraftPlacement::kRankZero;
+  flags.group.adaptive_blocks = flags.block_length == "by-load";
   flags.group.checkpoints =
       flags.prefix_checkpoints.value_or(std::min<int64_t>(2 * flags.group.max_sequences, 32));
   // What decides about shapes and control flow; paths may differ between hosts.

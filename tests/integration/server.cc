@@ -1,5 +1,6 @@
 #include "tests/integration/server.h"
 
+#include <algorithm>
 #include <csignal>
 #include <utility>
 
@@ -38,17 +39,13 @@ std::string WorkerPath() { return DFLASH_WORKER_PATH; }
 std::string TinyTarget() { return SourcePath("models/tiny-qwen3.6"); }
 
 std::vector<std::string> ServerCommand(const std::vector<std::string>& flags, const std::string& target) {
-  std::vector<std::string> command = {DflashdPath(),
-                                      "--model",
-                                      target,
-                                      "--draft-model",
-                                      SourcePath("models/tiny-qwen3.6-dflash"),
-                                      "--listen",
-                                      "127.0.0.1:0",
-                                      "--ops-listen",
-                                      "127.0.0.1:0",
-                                      "--admin-listen",
-                                      "127.0.0.1:0"};
+  std::vector<std::string> command = {
+      DflashdPath(), "--model",     target,         "--draft-model", SourcePath("models/tiny-qwen3.6-dflash"),
+      "--listen",    "127.0.0.1:0", "--ops-listen", "127.0.0.1:0",   "--admin-listen",
+      "127.0.0.1:0"};
+  // Most tests look at rounds, which then do not depend on how busy the machine is.
+  if (std::find(flags.begin(), flags.end(), "--block-length") == flags.end())
+    command.insert(command.end(), {"--block-length", "whole"});
   command.insert(command.end(), flags.begin(), flags.end());
   return command;
 }

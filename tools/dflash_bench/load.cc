@@ -251,6 +251,7 @@ class LoadBench {
     GenerationRequest request;
     request.prompt_tokens = prompt;
     request.max_tokens = max_tokens;
+    if (!options_.speculates) request.speculation = SpeculationMode::kOff;
     request.stop_token_ids = group_.generation.eos_token_ids;
     return request;
   }

@@ -12,10 +12,11 @@
 namespace dflash::bench {
 
 struct LoadOptions {
-  GroupOptions group;          // max_sequences: at least `clients`
-  std::string prompts;         // JSON in the form of tests/golden/golden.json; those of kind "chat" are asked
-  int64_t clients = 16;        // that ask at a time; each waits for its answer
-  int64_t max_tokens = 128;    // of an answer
+  GroupOptions group;        // max_sequences: at least `clients`
+  std::string prompts;       // JSON in the form of tests/golden/golden.json; those of kind "chat" are asked
+  int64_t clients = 16;      // that ask at a time; each waits for its answer
+  int64_t max_tokens = 128;  // of an answer
+  bool speculates = true;
   int64_t long_prompt = 3000;  // tokens
   int passes = 3;              // of one and of many clients, of quiet and of company, in turn
 };

@@ -31,6 +31,7 @@ enum ExitCode : int { kExitOk = 0, kExitFailed = 1, kExitBadFlags = 2 };
 struct Flags {
   std::string model, draft_model, instruction_set = "auto", only = "all", text, json, prompts;
   std::string message = "Count from 19 by 9, 11 numbers in all.";
+  std::string block_length = "by-load";
   int64_t threads = 0, repeats = 9, context_tokens = 256, max_prefill_tokens = 0;
 };
 
@@ -52,6 +53,8 @@ FlagParser MakeParser(Flags& flags) {
               &flags.prompts);
   parser.Integer("max-prefill-tokens", "N", "prompt tokens in one step under load; 0: the default", 0, 65536,
                  &flags.max_prefill_tokens);
+  parser.Choice("block-length", {"by-load", "whole", "off"},
+                "how many drafts are verified under load; off: none", &flags.block_length);
   parser.Text("message", "TEXT", "what the steps answer", &flags.message);
   parser.Text("text", "FILE", "text for the tokenizer; empty: the target's chat template and config",
               &flags.text);
@@ -148,6 +151,8 @@ absl::Status Measure(const Flags& flags, Report& report) {
     options.group.threads = static_cast<int>(flags.threads);
     options.group.max_sequences = options.clients;
     options.group.max_prefill_tokens = flags.max_prefill_tokens;
+    options.group.adaptive_blocks = flags.block_length == "by-load";
+    options.speculates = flags.block_length != "off";
     options.prompts = flags.prompts;
     options.passes = repeats;
     DFLASH_RETURN_IF_ERROR(MeasureLoad(options, report));

@@ -70,7 +70,7 @@ class Ranks {
       group.max_sequences = kSequences;
       group.max_context_tokens = options.max_context_tokens;
       group.max_prefill_tokens = kPrefillTokens;
-      group.max_verify_rows = int64_t{1} << 20;  // rounds in company are those alone
+      group.adaptive_blocks = false;  // rounds in company are those alone
       group.allow_unlisted_keys = options.allow_unlisted_keys;
       group.defect = options.defect;
       group.communicator = ranks->communicators_[rank].get();

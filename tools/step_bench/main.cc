@@ -49,7 +49,7 @@ FlagParser MakeParser(Flags& flags) {
   parser.Integer("repeats", "N", "prompts of every figure", 1, 1000, &flags.repeats);
   parser.Integer("tenths-per-round", "N", "ten times the tokens per round of the synthetic acceptance", 10,
                  85, &flags.tenths_per_round);
-  parser.Choice("only", {"all", "rounds", "batches", "prefill"}, "what to measure", &flags.only);
+  parser.Choice("only", {"all", "rounds", "batches", "prefill", "loads"}, "what to measure", &flags.only);
   parser.Text("json", "FILE", "also writes all figures there", &flags.json);
   return parser;
 }
@@ -97,7 +97,18 @@ absl::Status AddRounds(const Group& group, const Flags& flags, const RoundCase& 
                           : std::string());
   const auto sequences = static_cast<double>(c.sequences);
   report.Add(PartsRow(what + ": plain", figures.plain, sequences));
-  report.Add(PartsRow(what + ": round", figures.drafted, figures.tokens_per_round * sequences));
+  for (const DraftedFigures& drafted : figures.drafted) {
+    const std::string length = c.block_rows.empty() ? "" : absl::StrCat(", ", drafted.block_rows, " rows");
+    report.Add(PartsRow(what + length + ": round", drafted.times, drafted.tokens_per_round * sequences));
+  }
+  if (c.block_rows.empty()) return absl::OkStatus();
+  const LoadFigures load = SumUpLoad(c, figures, group.drafter->max_drafts() + 1);
+  report.Add({what + ": best",
+              {{"tok/s", load.best},
+               {"block rows", static_cast<double>(load.best_rows)},
+               {"of plain", load.best / load.plain},
+               {"chosen rows", static_cast<double>(load.chosen_rows)},
+               {"chosen of best", load.chosen / load.best}}});
   return absl::OkStatus();
 }
 
@@ -164,6 +175,18 @@ absl::Status Measure(const Flags& flags, Report& report) {
       RoundCase c = base;
       c.sequences = sequences;
       c.rounds = std::max<int64_t>(1, flags.rounds / 2);
+      DFLASH_RETURN_IF_ERROR(AddRounds(group, flags, c, report));
+    }
+  }
+  if (flags.only == "loads") {
+    report.Section("loads: rounds of blocks of several lengths, and the best one");
+    for (int64_t sequences = 1; sequences <= group.table->slots();
+         sequences = sequences == 1 ? 4 : 2 * sequences) {
+      RoundCase c = base;
+      c.sequences = sequences;
+      c.acceptance = RoundCase::Acceptance::kGeometric;
+      c.block_rows = BlockLengths(group.drafter->max_drafts() + 1);
+      c.block_rows.erase(c.block_rows.begin());  // plain decoding is measured in any case
       DFLASH_RETURN_IF_ERROR(AddRounds(group, flags, c, report));
     }
   }

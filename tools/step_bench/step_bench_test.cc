@@ -29,14 +29,37 @@ TEST(StepBenchTest, SyntheticAcceptanceCommitsItsMeanAndKeepsTheText) {
       c.rounds = 24;
       const absl::StatusOr<RoundFigures> figures = MeasureRounds(group, c, 64);
       ASSERT_TRUE(figures.ok()) << figures.status();
-      EXPECT_EQ(figures->tokens_per_round, 6.5);  // every count from 0 to 11 twice
+      ASSERT_EQ(figures->drafted.size(), 1u);
+      EXPECT_EQ(figures->drafted[0].tokens_per_round, 6.5);  // every count from 0 to 11 twice
       EXPECT_EQ(figures->plain.round.size(), figures->plain.target.size());
-      EXPECT_EQ(figures->drafted.round.size(), 24u);
+      EXPECT_EQ(figures->drafted[0].times.round.size(), 24u);
     }
   }
   // Nothing is left behind.
   EXPECT_EQ(group.table->free_slots(), 3);
   EXPECT_EQ(group.table->free_pages(), group.table->pages());
+}
+
+// Each draft is accepted with probability 0.86: 6.5 tokens of 16 rows, 5.0 of 8, 3.2 of 4.
+TEST(StepBenchTest, ShorterBlocksCommitLess) {
+  const Group group = LoadSmallPair();
+  RoundCase c;
+  c.sequences = 2;
+  c.context_tokens = 100;
+  c.acceptance = RoundCase::Acceptance::kGeometric;
+  c.block_rows = {4, 8, 16};
+  c.rounds = 24;
+  const absl::StatusOr<RoundFigures> figures = MeasureRounds(group, c, 64);
+  ASSERT_TRUE(figures.ok()) << figures.status();
+  ASSERT_EQ(figures->drafted.size(), 3u);
+  EXPECT_NEAR(figures->drafted[0].tokens_per_round, 3.24, 0.1);
+  EXPECT_NEAR(figures->drafted[1].tokens_per_round, 5.0, 0.15);
+  EXPECT_NEAR(figures->drafted[2].tokens_per_round, 6.5, 0.2);
+  EXPECT_EQ(figures->acceptance.size(), 48u);
+  const LoadFigures load = SumUpLoad(c, *figures, 16);
+  EXPECT_GE(load.best, std::max(load.plain, load.chosen));
+  EXPECT_TRUE(load.chosen_rows == 1 || load.chosen_rows == 4 || load.chosen_rows == 8 ||
+              load.chosen_rows == 16);
 }
 
 TEST(StepBenchTest, PrefillAndFirstToken) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <map>
 #include <numeric>
 #include <random>
 #include <utility>
@@ -10,7 +11,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status.h"
+#include "tools/dflash_bench/timing.h"
 #include "tools/step_bench/synthetic_drafter.h"
+#include "worker/engine/block_length.h"
 
 namespace dflash::bench {
 namespace {
@@ -78,32 +81,55 @@ struct Script {
   std::vector<std::vector<int32_t>> accepted;  // per sequence, per round
 };
 
-// Drafts to accept per round: the warm-up's, then every value equally often if the rounds are a multiple of
-// them.
-std::vector<int32_t> AcceptanceSchedule(int64_t rounds, double tokens_per_round, int64_t max_drafts,
-                                        uint32_t seed) {
-  const auto mean = static_cast<int32_t>(std::lround(tokens_per_round - 1));
-  const int64_t most = std::min<int64_t>(std::lround(2 * (tokens_per_round - 1)), max_drafts);
-  std::vector<int32_t> values(static_cast<size_t>(most + 1)), schedule;
-  std::iota(values.begin(), values.end(), 0);
-  std::mt19937 random(seed);
-  while (static_cast<int64_t>(schedule.size()) < rounds) {
-    std::shuffle(values.begin(), values.end(), random);
-    schedule.insert(schedule.end(), values.begin(), values.end());
+// Such that 1 + p + p^2 + ... of a whole block is the mean.
+double AcceptanceProbability(double tokens_per_round, int64_t max_drafts) {
+  double low = 0, high = 1;
+  for (int step = 0; step < 60; ++step) {
+    const double middle = (low + high) / 2;
+    double tokens = 0, power = 1;
+    for (int64_t d = 0; d <= max_drafts; ++d, power *= middle) tokens += power;
+    (tokens < tokens_per_round ? low : high) = middle;
   }
-  schedule.resize(static_cast<size_t>(rounds));
+  return (low + high) / 2;
+}
+
+// Drafts to accept per round: the warm-up's, then every quantile of the distribution equally often.
+std::vector<int32_t> AcceptanceSchedule(const RoundCase& c, int64_t max_drafts, uint32_t seed) {
+  const auto mean = static_cast<int32_t>(std::lround(c.tokens_per_round - 1));
+  std::mt19937 random(seed);
+  std::vector<int32_t> schedule;
+  if (c.acceptance == RoundCase::Acceptance::kGeometric) {
+    const double probability = AcceptanceProbability(c.tokens_per_round, max_drafts);
+    for (int64_t i = 0; i < c.rounds; ++i) {
+      const double quantile = (static_cast<double>(i) + 0.5) / static_cast<double>(c.rounds);
+      int32_t accepted = 0;  // at least so many with probability p^accepted
+      for (double power = probability; accepted < max_drafts && power > quantile; power *= probability)
+        ++accepted;
+      schedule.push_back(accepted);
+    }
+    std::shuffle(schedule.begin(), schedule.end(), random);
+  } else {
+    const int64_t most = std::min<int64_t>(std::lround(2 * (c.tokens_per_round - 1)), max_drafts);
+    std::vector<int32_t> values(static_cast<size_t>(most + 1));
+    std::iota(values.begin(), values.end(), 0);
+    while (static_cast<int64_t>(schedule.size()) < c.rounds) {
+      std::shuffle(values.begin(), values.end(), random);
+      schedule.insert(schedule.end(), values.begin(), values.end());
+    }
+    schedule.resize(static_cast<size_t>(c.rounds));
+  }
   schedule.insert(schedule.begin(), kWarmUpRounds, mean);
   return schedule;
 }
 
 // Runs rounds, two in flight, and hands each result to `take`. `prepare` comes before a round is enqueued.
-absl::Status RunRounds(DecodeRounds& rounds, const std::vector<DecodeRounds::Member>& members, int64_t count,
-                       const std::function<absl::Status(int64_t)>& prepare,
+absl::Status RunRounds(DecodeRounds& rounds, const std::vector<DecodeRounds::Member>& members,
+                       int64_t block_rows, int64_t count, const std::function<absl::Status(int64_t)>& prepare,
                        const std::function<absl::Status(int64_t, const DecodeRounds::Outcome&)>& take) {
   for (int64_t enqueued = 0, taken = 0; taken < count;) {
     if (enqueued < count && rounds.in_flight() < 2) {
       DFLASH_RETURN_IF_ERROR(prepare(enqueued));
-      DFLASH_RETURN_IF_ERROR(rounds.Enqueue(members));
+      DFLASH_RETURN_IF_ERROR(rounds.Enqueue(members, block_rows));
       ++enqueued;
       continue;
     }
@@ -138,7 +164,8 @@ struct Decoding {
 };
 
 absl::StatusOr<Decoding> StartDecoding(const Group& group, const RoundCase& c, Drafter* drafter,
-                                       DecodeRounds& rounds, int64_t room, int64_t max_prefill_tokens) {
+                                       DecodeRounds& rounds, int64_t block_rows, int64_t room,
+                                       int64_t max_prefill_tokens) {
   Decoding decoding;
   for (int64_t i = 0; i < c.sequences; ++i) {
     const auto seed = static_cast<uint32_t>(100 + i);
@@ -151,74 +178,64 @@ absl::StatusOr<Decoding> StartDecoding(const Group& group, const RoundCase& c, D
     state.room = static_cast<int32_t>(room);
     state.sampling = c.sampling;
     DFLASH_RETURN_IF_ERROR(rounds.Start(prompt.slot(), state));
-    decoding.members.push_back(
-        {.slot = prompt.slot(), .max_drafts = drafter == nullptr ? 0 : drafter->max_drafts()});
+    decoding.members.push_back({.slot = prompt.slot(), .max_drafts = block_rows - 1});
     decoding.prompts.push_back(std::move(prompt));
   }
   return decoding;
 }
 
-}  // namespace
-
-absl::StatusOr<RoundFigures> MeasureRounds(const Group& group, const RoundCase& c,
-                                           int64_t max_prefill_tokens) {
-  const int64_t drafts = group.drafter->max_drafts();
-  const int64_t rounds_in_all = c.rounds + kWarmUpRounds;
-  Script script;
-  int64_t longest = 0;
-  for (int64_t i = 0; i < c.sequences; ++i) {
-    script.accepted.push_back(
-        AcceptanceSchedule(c.rounds, c.tokens_per_round, drafts, static_cast<uint32_t>(i)));
-    const std::vector<int32_t>& schedule = script.accepted.back();
-    longest = std::max(longest, std::accumulate(schedule.begin(), schedule.end(), rounds_in_all));
+// The texts of plain decoding, and how long its rounds took.
+absl::StatusOr<RoundTimes> DecodePlainly(const Group& group, const RoundCase& c, int64_t rounds_in_all,
+                                         int64_t room, int64_t max_prefill_tokens, Script& script) {
+  DFLASH_ASSIGN_OR_RETURN(
+      const std::unique_ptr<DecodeRounds> rounds,
+      DecodeRounds::Create({.vocabulary = group.vocabulary, .max_in_flight = 2}, group.target.get(), nullptr,
+                           group.table.get(), *group.stream));
+  DFLASH_ASSIGN_OR_RETURN(const Decoding decoding,
+                          StartDecoding(group, c, nullptr, *rounds, 1, room, max_prefill_tokens));
+  script.texts.resize(static_cast<size_t>(c.sequences));
+  for (size_t i = 0; i < script.texts.size(); ++i) {
+    script.texts[i].push_back(
+        RandomTokens(c.context_tokens + 1, group.vocabulary, static_cast<uint32_t>(100 + i)).back());
   }
-  // A last block looks past what it commits.
-  const int64_t plain_rounds = longest + drafts + 1;
-  const int64_t room = plain_rounds + 2 * (drafts + 1);
-  RoundFigures figures;
+  RoundClock clock;
   const auto nothing = [](int64_t) { return absl::OkStatus(); };
-  {
-    DFLASH_ASSIGN_OR_RETURN(
-        const std::unique_ptr<DecodeRounds> rounds,
-        DecodeRounds::Create({.vocabulary = group.vocabulary, .max_in_flight = 2}, group.target.get(),
-                             nullptr, group.table.get(), *group.stream));
-    DFLASH_ASSIGN_OR_RETURN(const Decoding decoding,
-                            StartDecoding(group, c, nullptr, *rounds, room, max_prefill_tokens));
-    script.texts.resize(static_cast<size_t>(c.sequences));
-    for (size_t i = 0; i < script.texts.size(); ++i) {
-      script.texts[i].push_back(
-          RandomTokens(c.context_tokens + 1, group.vocabulary, static_cast<uint32_t>(100 + i)).back());
-    }
-    RoundClock clock;
-    DFLASH_RETURN_IF_ERROR(RunRounds(*rounds, decoding.members, plain_rounds, nothing,
-                                     [&](int64_t round, const DecodeRounds::Outcome& outcome) {
-                                       clock.Add(round, outcome);
-                                       for (size_t i = 0; i < script.texts.size(); ++i) {
-                                         const std::vector<int32_t>& emitted = outcome.sequences[i].emitted;
-                                         if (emitted.size() != 1 || emitted[0] < 0)
-                                           return absl::DataLossError("a plain step did not give one token");
-                                         script.texts[i].push_back(emitted[0]);
-                                       }
-                                       return absl::OkStatus();
-                                     }));
-    figures.plain = std::move(clock.times);
-  }
+  DFLASH_RETURN_IF_ERROR(RunRounds(*rounds, decoding.members, 1, rounds_in_all, nothing,
+                                   [&](int64_t round, const DecodeRounds::Outcome& outcome) {
+                                     clock.Add(round, outcome);
+                                     for (size_t i = 0; i < script.texts.size(); ++i) {
+                                       const std::vector<int32_t>& emitted = outcome.sequences[i].emitted;
+                                       if (emitted.size() != 1 || emitted[0] < 0)
+                                         return absl::DataLossError("a plain step did not give one token");
+                                       script.texts[i].push_back(emitted[0]);
+                                     }
+                                     return absl::OkStatus();
+                                   }));
+  return std::move(clock.times);
+}
 
+absl::StatusOr<DraftedFigures> DecodeDrafting(const Group& group, const RoundCase& c, int64_t block_rows,
+                                              int64_t rounds_in_all, int64_t room, int64_t max_prefill_tokens,
+                                              const Script& script) {
   DFLASH_ASSIGN_OR_RETURN(const std::unique_ptr<SyntheticDrafter> drafter,
                           SyntheticDrafter::Create(group.drafter.get(), c.sequences, *group.stream));
   DFLASH_ASSIGN_OR_RETURN(
       const std::unique_ptr<DecodeRounds> rounds,
       DecodeRounds::Create({.vocabulary = group.vocabulary, .max_in_flight = 2}, group.target.get(),
                            drafter.get(), group.table.get(), *group.stream));
-  DFLASH_ASSIGN_OR_RETURN(const Decoding decoding,
-                          StartDecoding(group, c, drafter.get(), *rounds, room, max_prefill_tokens));
+  DFLASH_ASSIGN_OR_RETURN(const Decoding decoding, StartDecoding(group, c, drafter.get(), *rounds, block_rows,
+                                                                 room, max_prefill_tokens));
+  const auto accepted_in = [&](size_t sequence, int64_t round) {
+    const int64_t wanted = script.accepted[sequence][static_cast<size_t>(round)];
+    return static_cast<size_t>(std::min(wanted, block_rows - 1));
+  };
   std::vector<size_t> enqueued(script.texts.size(), 0),
       taken(script.texts.size(), 0);  // anchors in the texts
   const auto prepare = [&](int64_t round) {
     std::vector<std::vector<int32_t>> proposals(script.texts.size());
     for (size_t i = 0; i < proposals.size(); ++i) {
-      const auto accepted = static_cast<size_t>(script.accepted[i][static_cast<size_t>(round)]);
-      for (size_t depth = 0; depth < static_cast<size_t>(drafts); ++depth) {
+      const size_t accepted = accepted_in(i, round);
+      for (size_t depth = 0; depth < static_cast<size_t>(drafter->max_drafts()); ++depth) {
         const int32_t right = script.texts[i][enqueued[i] + 1 + depth];
         const int32_t wrong = right == 0 ? 1 : right - 1;
         proposals[i].push_back(depth < accepted ? right : wrong);
@@ -230,16 +247,17 @@ absl::StatusOr<RoundFigures> MeasureRounds(const Group& group, const RoundCase& 
   RoundClock clock;
   int64_t committed = 0;
   DFLASH_RETURN_IF_ERROR(RunRounds(
-      *rounds, decoding.members, rounds_in_all, prepare,
+      *rounds, decoding.members, block_rows, rounds_in_all, prepare,
       [&](int64_t round, const DecodeRounds::Outcome& outcome) {
         clock.Add(round, outcome);
         for (size_t i = 0; i < script.texts.size(); ++i) {
           const std::vector<int32_t>& emitted = outcome.sequences[i].emitted;
-          const auto accepted = static_cast<size_t>(script.accepted[i][static_cast<size_t>(round)]);
+          const size_t accepted = accepted_in(i, round);
           const auto expected = script.texts[i].begin() + static_cast<int64_t>(taken[i]) + 1;
           if (emitted.size() != accepted + 1 || !std::equal(emitted.begin(), emitted.end(), expected)) {
-            return absl::DataLossError(absl::StrCat("round ", round, ", sequence ", i, ": ", emitted.size(),
-                                                    " tokens for ", accepted,
+            return absl::DataLossError(absl::StrCat(c.sequences, " sequences, blocks of ", block_rows,
+                                                    " rows, round ", round, ", sequence ", i, ": ",
+                                                    emitted.size(), " tokens for ", accepted,
                                                     " right drafts, or not those of plain steps"));
           }
           taken[i] += emitted.size();
@@ -247,9 +265,66 @@ absl::StatusOr<RoundFigures> MeasureRounds(const Group& group, const RoundCase& 
         }
         return absl::OkStatus();
       }));
-  figures.drafted = std::move(clock.times);
-  figures.tokens_per_round = static_cast<double>(committed) / static_cast<double>(c.rounds * c.sequences);
+  return DraftedFigures{
+      .block_rows = block_rows,
+      .times = std::move(clock.times),
+      .tokens_per_round = static_cast<double>(committed) / static_cast<double>(c.rounds * c.sequences)};
+}
+
+}  // namespace
+
+absl::StatusOr<RoundFigures> MeasureRounds(const Group& group, const RoundCase& c,
+                                           int64_t max_prefill_tokens) {
+  const int64_t drafts = group.drafter->max_drafts();
+  const int64_t rounds_in_all = c.rounds + kWarmUpRounds;
+  Script script;
+  RoundFigures figures;
+  int64_t longest = 0;
+  for (int64_t i = 0; i < c.sequences; ++i) {
+    script.accepted.push_back(AcceptanceSchedule(c, drafts, static_cast<uint32_t>(i)));
+    const std::vector<int32_t>& schedule = script.accepted.back();
+    longest = std::max(longest, std::accumulate(schedule.begin(), schedule.end(), rounds_in_all));
+    figures.acceptance.insert(figures.acceptance.end(), schedule.begin() + kWarmUpRounds, schedule.end());
+  }
+  // A last block looks past what it commits.
+  const int64_t plain_rounds = longest + drafts + 1;
+  const int64_t room = plain_rounds + 2 * (drafts + 1);
+  DFLASH_ASSIGN_OR_RETURN(figures.plain,
+                          DecodePlainly(group, c, plain_rounds, room, max_prefill_tokens, script));
+  const std::vector<int64_t> lengths = c.block_rows.empty() ? std::vector<int64_t>{drafts + 1} : c.block_rows;
+  for (const int64_t block_rows : lengths) {
+    DFLASH_ASSIGN_OR_RETURN(DraftedFigures drafted, DecodeDrafting(group, c, block_rows, rounds_in_all, room,
+                                                                   max_prefill_tokens, script));
+    figures.drafted.push_back(std::move(drafted));
+  }
   return figures;
+}
+
+LoadFigures SumUpLoad(const RoundCase& c, const RoundFigures& figures, int64_t whole_block_rows) {
+  const auto sequences = static_cast<double>(c.sequences);
+  std::map<int64_t, double> rates;  // by block rows
+  BlockStatistics statistics;
+  const double plain = Median(figures.plain.round);
+  rates[1] = sequences / plain;
+  statistics.costs.Observe(1, c.sequences, plain);
+  for (const DraftedFigures& drafted : figures.drafted) {
+    const double seconds = Median(drafted.times.round);
+    rates[drafted.block_rows] = sequences * drafted.tokens_per_round / seconds;
+    statistics.costs.Observe(drafted.block_rows, c.sequences, seconds);
+  }
+  for (const int32_t accepted : figures.acceptance)
+    statistics.survival.Observe(whole_block_rows - 1, accepted);
+  LoadFigures load;
+  load.plain = rates[1];
+  for (const auto& [rows, rate] : rates) {
+    if (rate <= load.best) continue;
+    load.best = rate;
+    load.best_rows = rows;
+  }
+  const std::vector<int64_t> drafts(static_cast<size_t>(c.sequences), whole_block_rows - 1);
+  load.chosen_rows = ChooseBlock(drafts, whole_block_rows, whole_block_rows, statistics).rows;
+  load.chosen = rates[load.chosen_rows];
+  return load;
 }
 
 absl::StatusOr<std::vector<double>> MeasurePrefill(const Group& group, int64_t tokens,

@@ -19,9 +19,12 @@ struct RoundCase {
   int64_t sequences = 1;
   int64_t context_tokens = 1024;
   SamplingParams sampling;
-  double tokens_per_round =
-      6.5;              // of the synthetic acceptance: drafts accepted are uniform in [0, 2 (this - 1)]
-  int64_t rounds = 48;  // that are timed
+  // Of the synthetic acceptance of whole blocks. Uniform: drafts accepted are uniform in [0, 2 (this - 1)].
+  // Geometric: each one is accepted with the same probability if those before it are.
+  double tokens_per_round = 6.5;
+  enum class Acceptance : uint8_t { kUniform, kGeometric } acceptance = Acceptance::kUniform;
+  std::vector<int64_t> block_rows;  // lengths of blocks, in this order; empty: whole blocks
+  int64_t rounds = 48;              // that are timed
 };
 
 // One entry per timed round, in seconds.
@@ -30,16 +33,32 @@ struct RoundTimes {
   std::vector<double> round;                                  // by the host's clock, from result to result
 };
 
-struct RoundFigures {
-  RoundTimes plain;             // one row a sequence, no drafter at all
-  RoundTimes drafted;           // a block of rows a sequence
+struct DraftedFigures {
+  int64_t block_rows = 0;
+  RoundTimes times;
   double tokens_per_round = 0;  // committed, measured
 };
 
-// Decodes plainly, then the same prompts again with drafts that are accepted as scheduled. Errors: DataLoss
-// when the two texts differ; those of the group; ResourceExhausted when slots or pages do not suffice.
+struct RoundFigures {
+  RoundTimes plain;                     // one row a sequence, no drafter at all
+  std::vector<DraftedFigures> drafted;  // a block of rows a sequence
+  std::vector<int32_t> acceptance;      // drafts accepted in the timed rounds of whole blocks
+};
+
+// Decodes plainly, then the same prompts again with drafts that are accepted as scheduled, once for every
+// length. Errors: DataLoss when the two texts differ; those of the group; ResourceExhausted when slots or
+// pages do not suffice.
 absl::StatusOr<RoundFigures> MeasureRounds(const Group& group, const RoundCase& c,
                                            int64_t max_prefill_tokens);
+
+// What so many sequences get in all, tokens a second.
+struct LoadFigures {
+  double plain = 0, best = 0;
+  int64_t best_rows = 1;  // of a block
+  double chosen = 0;      // with the length that the scheduler chooses, told these times and acceptances
+  int64_t chosen_rows = 1;
+};
+LoadFigures SumUpLoad(const RoundCase& c, const RoundFigures& figures, int64_t whole_block_rows);
 
 // Seconds that a prompt of so many random tokens takes, in pieces of max_prefill_tokens, drafter context
 // included.

@@ -100,6 +100,7 @@ std::vector<StateCheckpoint> PrefixCache::PlanCheckpoints(int32_t slot, int64_t 
     if (free_checkpoints_.empty()) {
       const std::optional<int32_t> evicted = index_.EvictCheckpoint();
       if (!evicted) break;  // all of them are being made in this step
+      ++evicted_checkpoints_;
       free_checkpoints_.push_back(*evicted);
     }
     planned.push_back({.position = position, .index = free_checkpoints_.back()});
@@ -193,7 +194,10 @@ bool PrefixCache::EvictPage() {
   const std::optional<PrefixIndex::Evicted> evicted = index_.EvictPage();
   if (!evicted) return false;
   table_->Release(evicted->page);
-  if (evicted->checkpoint >= 0) free_checkpoints_.push_back(evicted->checkpoint);
+  ++evicted_pages_;
+  if (evicted->checkpoint < 0) return true;
+  ++evicted_checkpoints_;
+  free_checkpoints_.push_back(evicted->checkpoint);
   return true;
 }
 

@@ -68,6 +68,9 @@ class PrefixCache {
   // Evicts everything that nobody uses.
   void Clear();
 
+  // Since the beginning: pages that others needed, and checkpoints, those that went with their page included.
+  int64_t evicted_pages() const { return evicted_pages_; }
+  int64_t evicted_checkpoints() const { return evicted_checkpoints_; }
   int64_t pages() const { return index_.size(); }
   int64_t used_checkpoints() const { return index_.checkpoints(); }
   int64_t checkpoints() const { return options_.checkpoints; }
@@ -93,6 +96,7 @@ class PrefixCache {
   PrefixIndex index_;
   std::vector<User> users_;  // per slot
   std::vector<int32_t> free_checkpoints_;
+  int64_t evicted_pages_ = 0, evicted_checkpoints_ = 0;
 };
 
 // Where states of a prompt are kept, beside the place where it leaves what is cached: at the ends of its

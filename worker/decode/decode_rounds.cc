@@ -74,7 +74,8 @@ absl::Status DecodeRounds::Allocate() {
                      .first_rows = {},
                      .report = std::move(report),
                      .lengths = std::move(lengths),
-                     .done = std::move(done)});
+                     .done = std::move(done),
+                     .is_settled = true});
   }
   return absl::OkStatus();
 }
@@ -155,7 +156,7 @@ absl::Status DecodeRounds::Enqueue(const std::vector<Member>& members, int64_t m
     DFLASH_RETURN_IF_ERROR(Upload(draft_slots_, draft_slots, *stream_));
     planned_draft_slots_ = std::move(draft_slots);
   }
-  DFLASH_RETURN_IF_ERROR(Run(shape));
+  DFLASH_ASSIGN_OR_RETURN(round.is_settled, Run(shape));
   // Behind the round and before the next one, so every round has memory of its own on the host only.
   DFLASH_RETURN_IF_ERROR(CopyToPinned(round.report, report_.data(), report_.bytes(), *stream_));
   DFLASH_RETURN_IF_ERROR(table_->CopyLengths(round.lengths));
@@ -164,15 +165,21 @@ absl::Status DecodeRounds::Enqueue(const std::vector<Member>& members, int64_t m
   return absl::OkStatus();
 }
 
-absl::Status DecodeRounds::Run(const Shape& shape) {
-  if (!options_.captured) return EnqueueWork(shape);
-  const auto [entry, is_new] = graphs_.try_emplace(shape);
-  if (is_new) return EnqueueWork(shape);
+// Returns whether the round takes as long as those of its shape do.
+absl::StatusOr<bool> DecodeRounds::Run(const Shape& shape) {
+  const auto [entry, is_new] =
+      options_.captured ? graphs_.try_emplace(shape) : std::pair(graphs_.end(), true);
+  if (is_new) {
+    DFLASH_RETURN_IF_ERROR(EnqueueWork(shape));
+    return !options_.captured;
+  }
   std::optional<Graph>& graph = entry->second;
-  if (!graph) {
+  const bool is_captured = graph.has_value();
+  if (!is_captured) {
     DFLASH_ASSIGN_OR_RETURN(graph, Graph::Capture(*stream_, [this, shape] { return EnqueueWork(shape); }));
   }
-  return graph->Launch(*stream_);
+  DFLASH_RETURN_IF_ERROR(graph->Launch(*stream_));
+  return is_captured;
 }
 
 template <typename T>
@@ -244,6 +251,7 @@ absl::StatusOr<DecodeRounds::Outcome> DecodeRounds::Collect() {
   outcome.sample_time = between(kVerified, kSampled);
   outcome.commit_time = between(kSampled, kCommitted);
   outcome.ingest_time = between(kCommitted, kIngested);
+  outcome.is_settled = round.is_settled;
   for (size_t i = 0; i < round.members.size(); ++i) {
     const Member& member = round.members[i];
     const int32_t* emitted = tokens + round.first_rows[i];

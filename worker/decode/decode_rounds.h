@@ -81,6 +81,11 @@ class DecodeRounds {
     std::vector<SequenceOutcome> sequences;  // as they were enqueued
     // On the device. Commit: acceptance and the target's stores; ingest: the drafter's context.
     absl::Duration draft_time, forward_time, sample_time, commit_time, ingest_time;
+    // It took as long as such rounds take: not the first of its shape where rounds are captured.
+    bool is_settled = true;
+    absl::Duration device_time() const {
+      return draft_time + forward_time + sample_time + commit_time + ingest_time;
+    }
   };
   // Waits for the oldest round in flight, takes the lengths of its members over into the table and checks
   // that all stores of each end at its anchor (Internal). Errors of the communicator that a captured round
@@ -104,6 +109,7 @@ class DecodeRounds {
     std::vector<int32_t> first_rows;
     PinnedBuffer report, lengths;
     Event done;
+    bool is_settled = true;
   };
   enum Mark { kStart, kDrafted, kVerified, kSampled, kCommitted, kIngested, kMarks };
 
@@ -112,7 +118,7 @@ class DecodeRounds {
       : options_(options), target_(target), drafter_(drafter), table_(table), stream_(stream) {}
   absl::Status Allocate();
   int64_t block_rows() const;
-  absl::Status Run(const Shape& shape);
+  absl::StatusOr<bool> Run(const Shape& shape);
   absl::Status EnqueueWork(const Shape& shape);
   // What rank 0 has there, on every rank.
   template <typename T>

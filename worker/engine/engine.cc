@@ -50,7 +50,7 @@ class Engine::Impl {
 
   void Submit(GenerationRequest request, std::unique_ptr<RequestSink> sink);
   void Cancel(const std::string& id, absl::Status reason);
-  absl::Status WarmUp(int64_t sequences) { return rounds_->WarmUp(sequences); }
+  absl::Status WarmUp(int64_t sequences);
   absl::Status Run();
   absl::StatusOr<bool> Step();
   void Stop();
@@ -94,6 +94,7 @@ class Engine::Impl {
   absl::Status Admit();
   absl::Status Open(Sequence& sequence);
   SchedulerSnapshot Snapshot() const;
+  void NumberPrompts(const std::vector<PrefixCache::Hit>& hits, SchedulerSnapshot& snapshot) const;
   absl::StatusOr<StepPlan> Plan(StepReport& report);
   absl::Status MakeRoom(const StepPlan& plan, StepReport& report);
   absl::Status ReservePages(const Sequence& sequence, int64_t tokens);
@@ -110,7 +111,14 @@ class Engine::Impl {
   absl::Status StartDecode(const Sequence& sequence);
   absl::Status EnqueueRound(const StepPlan& plan);
   absl::Status CollectRound(StepReport& report);
-  const char* ReasonNotToSpeculate(const Sequence& sequence) const;
+  struct RoundInFlight {
+    std::vector<Sequence*> sequences;
+    BlockChoice block;
+    int64_t rows = 0;      // planned
+    int64_t drafting = 0;  // sequences that may have drafts
+  };
+  void Learn(const RoundInFlight& round, const DecodeRounds::Outcome& outcome, absl::Duration host_time);
+  const char* ReasonNotToSpeculate(const Sequence& sequence, const BlockChoice& block) const;
   void Emit(Sequence& sequence, const std::vector<int32_t>& tokens, const RoundReport* round);
   void Fail(Sequence& sequence, const absl::Status& status);
   absl::Status Release(Sequence& sequence);
@@ -130,9 +138,12 @@ class Engine::Impl {
   const Stream* stream_;
   Buffer sampling_params_, positions_, sampled_;  // of prompts' last rows
   std::unique_ptr<DecodeRounds> rounds_;
-  std::unique_ptr<PrefixCache> prefixes_;         // null: there is none
-  std::vector<PrefixReport> prefixes_looked_up_;  // since the last report of a step
-  std::deque<std::vector<Sequence*>> members_;    // of the rounds in flight, in their order
+  std::unique_ptr<PrefixCache> prefixes_;  // null: there is none
+  // Since the last report of a step.
+  std::vector<PrefixReport> prefixes_looked_up_;
+  int64_t reported_evicted_pages_ = 0, reported_evicted_checkpoints_ = 0;
+  std::deque<RoundInFlight> rounds_in_flight_;  // in their order
+  BlockStatistics blocks_;
 
   // Engine thread only.
   int64_t arrivals_ = 0;
@@ -161,6 +172,7 @@ absl::Status Engine::Impl::Allocate() {
                                         .captured = options_.captured_rounds,
                                         .max_in_flight = options_.rounds_ahead + 1};
   DFLASH_ASSIGN_OR_RETURN(rounds_, DecodeRounds::Create(rounds, target_, drafter_, table_, *stream_));
+  blocks_.uniform_rows = rounds_->captured();
   if (target_->checkpoints() > 0) {
     prefixes_ =
         std::make_unique<PrefixCache>(PrefixCache::Options{.checkpoints = target_->checkpoints(),
@@ -299,7 +311,7 @@ absl::Status Engine::Impl::ReleaseEnded() {
 
 void Engine::Impl::FailAll(const absl::Status& status) {
   rounds_->Abandon();
-  members_.clear();
+  rounds_in_flight_.clear();
   for (auto& sequence : waiting_) Fail(*sequence, status);
   for (auto& sequence : running_) Fail(*sequence, status);
   std::vector<NewRequest> submitted;
@@ -348,20 +360,45 @@ SchedulerSnapshot Engine::Impl::Snapshot() const {
          .paused_steps = sequence->paused_steps,
          .ended = sequence->done});
   }
-  for (const auto& sequence : waiting_) {
-    int64_t cached_pages = 0;  // at no cost: others hold them anyway
-    if (prefixes_ != nullptr && sequence->request.use_prefix_cache && table_->free_slots() > 0) {
-      cached_pages =
-          prefixes_->Find(sequence->request.cache_salt, sequence->request.prompt_tokens).pinned_pages;
-    }
-    snapshot.waiting.push_back({.request = describe(*sequence), .cached_pages = cached_pages});
+  std::vector<PrefixCache::Hit> hits(waiting_.size());
+  const bool looks_up = prefixes_ != nullptr && table_->free_slots() > 0;
+  for (size_t i = 0; i < waiting_.size(); ++i) {
+    const GenerationRequest& request = waiting_[i]->request;
+    if (looks_up && request.use_prefix_cache)
+      hits[i] = prefixes_->Find(request.cache_salt, request.prompt_tokens);
+    // Pages that others hold anyway come at no cost.
+    snapshot.waiting.push_back({.request = describe(*waiting_[i]), .cached_pages = hits[i].pinned_pages});
   }
+  if (looks_up) NumberPrompts(hits, snapshot);
   snapshot.free_slots = table_->free_slots();
   snapshot.free_pages = table_->free_pages() + (prefixes_ == nullptr ? 0 : prefixes_->evictable_pages());
   snapshot.max_prefill_rows = options_.max_prefill_tokens;
   snapshot.block_rows = block_rows();
   snapshot.max_verify_rows = options_.max_verify_rows;
+  if (options_.adaptive_blocks && drafter_ != nullptr) snapshot.blocks = &blocks_;
   return snapshot;
+}
+
+// Several outputs of one prompt may have been asked for, or many ask the same. Behind one that runs it, the
+// others have only the rows since its last page to run. `hits` are what the waiting ones would find now.
+void Engine::Impl::NumberPrompts(const std::vector<PrefixCache::Hit>& hits,
+                                 SchedulerSnapshot& snapshot) const {
+  for (size_t i = 0; i < waiting_.size(); ++i) {
+    const GenerationRequest& request = waiting_[i]->request;
+    const bool could_find_more = waiting_[i]->prompt_size() - 1 - hits[i].tokens >= kPageTokens;
+    if (!request.use_prefix_cache || !could_find_more || snapshot.waiting[i].request.prompt >= 0) continue;
+    const auto is_same = [&](const Sequence& other) {
+      return other.request.use_prefix_cache && other.request.cache_salt == request.cache_salt &&
+             other.request.prompt_tokens == request.prompt_tokens;
+    };
+    const auto number = static_cast<int64_t>(i);
+    for (size_t j = i; j < waiting_.size(); ++j) {
+      if (is_same(*waiting_[j])) snapshot.waiting[j].request.prompt = number;
+    }
+    for (size_t j = 0; j < running_.size(); ++j) {
+      if (is_same(*running_[j])) snapshot.running[j].request.prompt = number;
+    }
+  }
 }
 
 absl::Status Engine::Impl::Admit() {
@@ -469,6 +506,11 @@ absl::StatusOr<bool> Engine::Impl::Step() {
   report.total_time = absl::Now() - start;
   const bool has_news = report.prefill_rows + report.refed_rows + report.verify_rows > 0;
   if (has_news) report.prefixes = std::exchange(prefixes_looked_up_, {});
+  if (has_news && prefixes_ != nullptr) {
+    const auto since = [](int64_t now, int64_t& reported) { return now - std::exchange(reported, now); };
+    report.evicted_pages = since(prefixes_->evicted_pages(), reported_evicted_pages_);
+    report.evicted_checkpoints = since(prefixes_->evicted_checkpoints(), reported_evicted_checkpoints_);
+  }
   if (has_news && options_.observer != nullptr) options_.observer->OnStep(report, Gauges());
   return worked;
 }
@@ -512,7 +554,7 @@ absl::Status Engine::Impl::TellRanks(const StepPlan& plan, const StepBatch& know
         {.slot = running_[static_cast<size_t>(planned.sequence)]->slot, .max_rows = 1 + planned.max_drafts});
     draft_sequences += planned.max_drafts > 0;
   }
-  return options_.ranks->Begin(known.sequences, verify, draft_sequences, plan.block_rows);
+  return options_.ranks->Begin(known.sequences, verify, draft_sequences, plan.block.rows);
 }
 
 // Runs rows whose tokens are known, commits all of them and makes their taps drafter context. A new prompt
@@ -602,32 +644,89 @@ absl::Status Engine::Impl::StartDecode(const Sequence& sequence) {
 
 absl::Status Engine::Impl::EnqueueRound(const StepPlan& plan) {
   std::vector<DecodeRounds::Member> members;
-  std::vector<Sequence*> sequences;
+  RoundInFlight round = {.sequences = {}, .block = plan.block};
   for (const StepPlan::Verify& verify : plan.verify) {
     Sequence& sequence = *running_[static_cast<size_t>(verify.sequence)];
     members.push_back({.slot = sequence.slot,
                        .max_drafts = verify.max_drafts,
                        .reach = ReachOf(sequence.request.sampling)});
-    sequences.push_back(&sequence);
+    round.sequences.push_back(&sequence);
+    round.rows += 1 + verify.max_drafts;
+    round.drafting += verify.max_drafts > 0;
     ++sequence.rounds_in_flight;
   }
-  members_.push_back(std::move(sequences));
-  return rounds_->Enqueue(members, plan.block_rows);
+  rounds_in_flight_.push_back(std::move(round));
+  ++blocks_.rounds_since_probe;
+  if (plan.block.reason == BlockReason::kBest) {
+    blocks_.rows = plan.block.rows;
+  } else if (plan.block.reason == BlockReason::kProbe) {
+    blocks_.rounds_since_probe = 0;
+    blocks_.seconds_since_probe = 0;
+  }
+  return rounds_->Enqueue(members, plan.block.rows);
+}
+
+// Takes over what a round has shown of its length.
+void Engine::Impl::Learn(const RoundInFlight& round, const DecodeRounds::Outcome& outcome,
+                         absl::Duration host_time) {
+  for (const DecodeRounds::SequenceOutcome& what : outcome.sequences) {
+    if (what.result.rows > 1) blocks_.survival.Observe(what.result.rows - 1, what.result.accepted);
+  }
+  const auto sequences = static_cast<int64_t>(round.sequences.size());
+  // Where the host reads behind the device, the device's time is all that counts.
+  double seconds = absl::ToDoubleSeconds(outcome.device_time() +
+                                         (options_.rounds_ahead == 0 ? host_time : absl::ZeroDuration()));
+  if (options_.round_cost) seconds = options_.round_cost(round.block.rows, sequences);
+  blocks_.seconds_since_probe += seconds;
+  if (!outcome.is_settled) return;
+  if (round.drafting == 0) {
+    blocks_.costs.Observe(1, sequences, seconds);
+    return;
+  }
+  // What it would have cost if all had drafted; of few who do it says little.
+  const double share = static_cast<double>(round.drafting) / static_cast<double>(sequences);
+  if (share < 0.25) return;
+  seconds = (seconds - (1 - share) * blocks_.costs.Estimate(1, sequences)) / share;
+  const int64_t drafting_rows = round.rows - (sequences - round.drafting);
+  const int64_t rows =
+      blocks_.uniform_rows ? round.block.rows : (2 * drafting_rows + round.drafting) / (2 * round.drafting);
+  if (seconds > 0) blocks_.costs.Observe(rows, sequences, seconds);
+}
+
+// Rounds of no open slot run all their kernels and change nothing.
+absl::Status Engine::Impl::WarmUp(int64_t sequences) {
+  DFLASH_RETURN_IF_ERROR(rounds_->WarmUp(sequences));
+  const bool can_run_alone = options_.ranks == nullptr && target_->communicator().size() == 1;
+  if (!options_.adaptive_blocks || drafter_ == nullptr || !can_run_alone) return absl::OkStatus();
+  for (const int64_t rows : BlockLengths(block_rows())) {
+    double least = 0;
+    for (int use = 0; use < 4; ++use) {
+      DFLASH_RETURN_IF_ERROR(rounds_->Enqueue({{.slot = 0, .max_drafts = rows - 1}}, rows));
+      DFLASH_ASSIGN_OR_RETURN(const DecodeRounds::Outcome outcome, rounds_->Collect());
+      const double seconds =
+          options_.round_cost ? options_.round_cost(rows, 1) : absl::ToDoubleSeconds(outcome.device_time());
+      if (outcome.is_settled && (least == 0 || seconds < least)) least = seconds;
+    }
+    blocks_.costs.Assume(rows, 1, least);
+  }
+  return absl::OkStatus();
 }
 
 // Reads what the oldest round in flight has done and hands the tokens out.
 absl::Status Engine::Impl::CollectRound(StepReport& report) {
   DFLASH_ASSIGN_OR_RETURN(DecodeRounds::Outcome outcome, rounds_->Collect());
-  const std::vector<Sequence*> sequences = std::move(members_.front());
-  members_.pop_front();
+  const RoundInFlight round = std::move(rounds_in_flight_.front());
+  rounds_in_flight_.pop_front();
   report.draft_time += outcome.draft_time;
   report.forward_time += outcome.forward_time;
   report.sample_time += outcome.sample_time;
   report.commit_time += outcome.commit_time + outcome.ingest_time;
   report.captured = rounds_->captured();
+  report.blocks.push_back({.rows = round.block.rows, .reason = round.block.reason});
   StepClock clock;
-  for (size_t i = 0; i < sequences.size(); ++i) {
-    Sequence& sequence = *sequences[i];
+  absl::Duration host_time;
+  for (size_t i = 0; i < round.sequences.size(); ++i) {
+    Sequence& sequence = *round.sequences[i];
     const DecodeRounds::SequenceOutcome& what = outcome.sequences[i];
     --sequence.rounds_in_flight;
     sequence.stored = what.result.position;
@@ -636,21 +735,25 @@ absl::Status Engine::Impl::CollectRound(StepReport& report) {
     if (what.result.rows == 0 || sequence.done) continue;
     ++report.sequences;
     if (std::min(what.member.max_drafts, sequence.room() - 1) == 0) {
-      report.not_speculated.emplace_back(ReasonNotToSpeculate(sequence));
+      report.not_speculated.emplace_back(ReasonNotToSpeculate(sequence, round.block));
     }
-    const RoundReport round = {.drafted = what.result.rows - 1, .accepted = what.result.accepted};
-    report.rounds.push_back(round);
+    const RoundReport of_sequence = {.drafted = what.result.rows - 1, .accepted = what.result.accepted};
+    report.rounds.push_back(of_sequence);
     sequence.report.draft_time += outcome.draft_time;
     sequence.report.verify_time += outcome.forward_time;
-    Emit(sequence, what.emitted, &round);
+    Emit(sequence, what.emitted, &of_sequence);
   }
-  clock.Charge(report.detokenize_time);
+  clock.Charge(host_time);
+  report.detokenize_time += host_time;
+  Learn(round, outcome, host_time);
   return absl::OkStatus();
 }
 
-const char* Engine::Impl::ReasonNotToSpeculate(const Sequence& sequence) const {
+const char* Engine::Impl::ReasonNotToSpeculate(const Sequence& sequence, const BlockChoice& block) const {
   if (drafter_ == nullptr) return "disabled_server";
-  return Speculates(sequence) ? "near_max_len" : "disabled_request";
+  if (!Speculates(sequence)) return "disabled_request";
+  if (block.rows > 1) return "near_max_len";
+  return block.low_acceptance ? "auto_low_accept" : "auto_batch";
 }
 
 // Hands new tokens to the request's text and its sink, and ends the request when they say so.

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -13,6 +14,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "kernels/device/graph.h"
+#include "worker/engine/block_length.h"
 #include "worker/engine/request.h"
 
 namespace dflash {
@@ -32,6 +34,12 @@ struct PrefixReport {
   int64_t tokens = 0;        // the least of these: what the request began with
 };
 
+// The length that a decode round's blocks had.
+struct BlockReport {
+  int64_t rows = 1;  // anchor and drafts; 1: plain decoding
+  BlockReason reason = BlockReason::kWhole;
+};
+
 // What one step did and how long its parts took; for metrics. A decode round counts in the step that reads
 // its tokens, with the times that the device measured.
 struct StepReport {
@@ -49,9 +57,12 @@ struct StepReport {
   absl::Duration detokenize_time;      // tokens to text and events
   absl::Duration total_time;           // of the host
   std::vector<RoundReport> rounds;     // one per sequence in decode
+  std::vector<BlockReport> blocks;     // one per decode round
   std::vector<PrefixReport> prefixes;  // of requests that looked into the prefix cache
   std::vector<std::string>
-      not_speculated;  // reason per decoding sequence that had no drafts: "disabled_request", ...
+      not_speculated;         // reason per decoding sequence that had no drafts: "disabled_request", ...
+  int64_t evicted_pages = 0;  // of the prefix cache
+  int64_t evicted_checkpoints = 0;  // likewise
 };
 
 // State of the pools and the queue, after a step.
@@ -76,9 +87,12 @@ class StepObserver {
 struct EngineOptions {
   int64_t max_context_tokens = 0;    // prompt and output of one request; 0: what the target allows
   int64_t max_prefill_tokens = 512;  // prefill rows in one step; rounded down to a multiple of 64
-  // Rows of a round above which its blocks get shorter, so that many sequences together do not verify drafts
-  // that are hardly ever accepted; 0: never.
-  int64_t max_verify_rows = 0;
+  // The block of every round gets the length that gives most tokens a second, by what rounds have cost and
+  // how many drafts were accepted (worker/engine/block_length.h). Otherwise all blocks are whole ones.
+  bool adaptive_blocks = false;
+  int64_t max_verify_rows = 0;  // of a round, above which blocks get shorter in any case; 0: no limit
+  // Tests: what a round of so many rows a sequence, and so many sequences, is taken to have cost, in seconds.
+  std::function<double(int64_t, int64_t)> round_cost;
   // Tokens that end a turn of a conversation: where the prefix cache keeps states
   // (worker/cache/prefix_cache.h). There is a prefix cache if the target has checkpoints.
   std::vector<int32_t> turn_end_tokens;
@@ -103,7 +117,7 @@ class Engine {
   ~Engine();
 
   // Makes ready what the first requests would otherwise wait for: captured rounds of up to `sequences`
-  // sequences. Before the first step.
+  // sequences, and what a round of one sequence costs. Before the first step.
   absl::Status WarmUp(int64_t sequences);
 
   // Hands a request over; any thread. Never blocks and never fails itself: refusals arrive at the sink.

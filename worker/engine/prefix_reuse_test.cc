@@ -387,6 +387,45 @@ TEST_F(PrefixReuseTest, LostDrafterContextIsSeen) {
   EXPECT_LT(defective.outcome.finished.accepted_tokens, cold.outcome.finished.accepted_tokens);
 }
 
+// Several outputs of one prompt, asked for at the same time: one of them runs it, the others wait for that
+// and begin behind its last page. An unrelated one does not wait.
+TEST_F(PrefixReuseTest, OutputsOfOnePromptShareIt) {
+  Load(64, 8, /*slots=*/5);
+  std::vector<GenerationRequest> requests;
+  for (uint64_t seed = 0; seed < 4; ++seed) {
+    requests.push_back(Request(Join({SomeText(500, 1), Question(3)})));
+    requests.back().id = std::to_string(seed);
+    requests.back().sampling = {.temperature = 0.8f, .top_k = 20, .top_p = 1, .min_p = 0, .seed = seed};
+  }
+  requests.push_back(Request(Question(5)));
+  const auto rows = static_cast<int64_t>(requests[0].prompt_tokens.size());
+  std::vector<GenerationOutcome> alone;
+  int64_t accepted = 0;
+  for (const GenerationRequest& request : requests) {
+    alone.push_back(RunCold(request).outcome);
+    accepted += alone.back().finished.accepted_tokens;
+  }
+  EXPECT_GT(accepted, 0);
+
+  class PrefillRows final : public StepObserver {
+   public:
+    void OnStep(const StepReport& report, const EngineGauges&) override {
+      rows += report.prefill_rows;
+      evicted += report.evicted_pages;
+    }
+    int64_t rows = 0, evicted = 0;
+  } steps;
+  const std::unique_ptr<Engine> engine = MakeEngine(128, &steps, drafter_.get());
+  const auto together = RunAll(*engine, requests);
+  ASSERT_TRUE(together.ok()) << together.status();
+  for (size_t i = 0; i < requests.size(); ++i) ExpectSameOutcome((*together)[i], alone[i]);
+  EXPECT_EQ((*together)[0].started.cached_tokens, 0);
+  for (size_t i = 1; i < 4; ++i) EXPECT_EQ((*together)[i].started.cached_tokens, (rows - 1) / 64 * 64);
+  const auto unrelated = static_cast<int64_t>(requests[4].prompt_tokens.size());
+  EXPECT_EQ(steps.rows, rows + 3 * (rows - (rows - 1) / 64 * 64) + unrelated);
+  EXPECT_EQ(steps.evicted, 0);
+}
+
 // Numbers that are none may be in any page of the request that met them.
 TEST_F(PrefixReuseTest, AFaultLeavesNothingBehind) {
   Load(32, 8);

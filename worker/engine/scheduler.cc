@@ -90,14 +90,20 @@ std::vector<int64_t> SharePrefillRows(const SchedulerSnapshot& snapshot, Prefill
   return rows;
 }
 
-// Rows of a block when all blocks together must keep to max_verify_rows.
-int64_t BlockRows(const SchedulerSnapshot& snapshot, const std::vector<StepPlan::Verify>& verify) {
-  if (snapshot.max_verify_rows == 0) return snapshot.block_rows;
-  const auto drafting =
-      std::count_if(verify.begin(), verify.end(), [](const auto& member) { return member.max_drafts > 0; });
-  if (drafting == 0) return 1;
-  const int64_t plain = static_cast<int64_t>(verify.size()) - drafting;
-  return std::clamp<int64_t>((snapshot.max_verify_rows - plain) / drafting, 1, snapshot.block_rows);
+// The block of a round with so many drafts at most for each of its sequences.
+BlockChoice BlockOf(const SchedulerSnapshot& snapshot, const std::vector<int64_t>& drafts) {
+  const auto drafting = std::count_if(drafts.begin(), drafts.end(), [](int64_t most) { return most > 0; });
+  if (drafting == 0) return {.rows = 1, .reason = BlockReason::kNoDrafts};
+  // All blocks together keep to the limit.
+  int64_t most_rows = snapshot.block_rows;
+  if (snapshot.max_verify_rows > 0) {
+    const int64_t plain = static_cast<int64_t>(drafts.size()) - drafting;
+    most_rows = std::clamp<int64_t>((snapshot.max_verify_rows - plain) / drafting, 1, snapshot.block_rows);
+  }
+  if (snapshot.blocks != nullptr)
+    return ChooseBlock(drafts, snapshot.block_rows, most_rows, *snapshot.blocks);
+  const BlockReason reason = most_rows < snapshot.block_rows ? BlockReason::kRowLimit : BlockReason::kWhole;
+  return {.rows = most_rows, .reason = reason};
 }
 
 }  // namespace
@@ -106,8 +112,19 @@ std::vector<int64_t> PlanAdmission(const SchedulerSnapshot& snapshot) {
   // Pages that running sequences lack are theirs already.
   int64_t pages = snapshot.free_pages;
   std::map<std::string, int64_t> sequences_of;  // by client
+  std::map<int64_t, int32_t> priority_of;       // of prompts that are run, the highest
+  const auto runs_prompt = [&](const ScheduledRequest& request) {
+    const auto [entry, is_new] = priority_of.try_emplace(request.prompt, request.priority);
+    entry->second = std::max(entry->second, request.priority);
+  };
+  const auto awaits_prefix = [&](int64_t i) {
+    const ScheduledRequest& request = snapshot.waiting[static_cast<size_t>(i)].request;
+    const auto entry = request.prompt < 0 ? priority_of.end() : priority_of.find(request.prompt);
+    return entry != priority_of.end() && entry->second >= request.priority;
+  };
   for (const RunningSequence& sequence : snapshot.running) {
     if (sequence.ended) continue;
+    if (InPrompt(sequence)) runs_prompt(sequence.request);
     ++sequences_of[sequence.request.client];
     const int64_t soon = SoonStored(sequence.request, 2 + sequence.rounds_in_flight, snapshot.block_rows);
     pages -= std::max<int64_t>(PagesFor(soon) - sequence.pages, 0);
@@ -115,7 +132,9 @@ std::vector<int64_t> PlanAdmission(const SchedulerSnapshot& snapshot) {
   std::vector<int64_t> left(snapshot.waiting.size());
   std::iota(left.begin(), left.end(), 0);
   std::vector<int64_t> admitted;
-  while (!left.empty() && static_cast<int64_t>(admitted.size()) < snapshot.free_slots) {
+  while (static_cast<int64_t>(admitted.size()) < snapshot.free_slots) {
+    std::erase_if(left, awaits_prefix);
+    if (left.empty()) break;
     const auto key = [&](int64_t i) {
       const ScheduledRequest& request = snapshot.waiting[static_cast<size_t>(i)].request;
       return std::tuple(!IsOverdue(request), -int64_t{request.priority}, request.emitted_tokens == 0,
@@ -129,6 +148,7 @@ std::vector<int64_t> PlanAdmission(const SchedulerSnapshot& snapshot) {
     if (needed > pages) break;
     pages -= needed;
     ++sequences_of[waiting.request.client];
+    runs_prompt(waiting.request);
     admitted.push_back(*next);
     left.erase(next);
   }
@@ -191,9 +211,13 @@ StepPlan PlanStep(const SchedulerSnapshot& snapshot, PrefillOrder prefill_order)
           {.sequence = index, .max_drafts = std::min(sequence.max_drafts, Room(sequence) - 1)});
     }
   }
-  plan.block_rows = BlockRows(snapshot, plan.verify);
+  // By what requests allow, not by what is left of them, or every end of one would make the length change.
+  std::vector<int64_t> drafts;
+  for (const StepPlan::Verify& member : plan.verify)
+    drafts.push_back(snapshot.running[static_cast<size_t>(member.sequence)].max_drafts);
+  plan.block = BlockOf(snapshot, drafts);
   for (StepPlan::Verify& member : plan.verify)
-    member.max_drafts = std::min(member.max_drafts, plan.block_rows - 1);
+    member.max_drafts = std::min(member.max_drafts, plan.block.rows - 1);
   return plan;
 }
 

@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "worker/engine/block_length.h"
+
 namespace dflash {
 
 inline constexpr int64_t kMaxOvertaken = 16;
@@ -24,6 +26,9 @@ struct ScheduledRequest {
   int64_t prompt_tokens = 0;
   int64_t max_tokens = 0;      // of the output
   int64_t emitted_tokens = 0;  // of the output, as far as the host knows
+  // Requests with the same number (and none is -1) have the same prompt, and could share what the prefix
+  // cache has not got yet.
+  int64_t prompt = -1;
 };
 
 // A request with a state slot.
@@ -54,13 +59,17 @@ struct SchedulerSnapshot {
   int64_t free_pages = 0;        // free now, or as soon as somebody asks
   int64_t max_prefill_rows = 0;  // per step, a multiple of 64
   int64_t block_rows = 1;        // most rows of one sequence in a round: anchor and drafts
-  int64_t max_verify_rows = 0;   // of a round, above which blocks get shorter; 0: they never do
+  int64_t max_verify_rows = 0;   // of a round, above which blocks get shorter; 0: no limit
+  // What rounds cost and drafts gave, by which the block of a round gets its length; null: it has block_rows.
+  const BlockStatistics* blocks = nullptr;  // not owned
 };
 
 // Which of the waiting requests get a slot now, by index, in this order. By importance; among requests of the
 // same priority, those that have run before come first, then those of the client with the fewest sequences. A
 // request needs pages for all that it has to run before it decodes on, and for two rounds; one that does not
-// fit holds back those behind it, so that a long one is not starved by short ones.
+// fit holds back those behind it, so that a long one is not starved by short ones. While
+// one runs a prompt, others with the same prompt and no higher priority are passed over: they will find it in
+// the prefix cache.
 std::vector<int64_t> PlanAdmission(const SchedulerSnapshot& snapshot);
 
 struct StepPlan {
@@ -81,7 +90,7 @@ struct StepPlan {
   std::vector<Rows> prefill;     // next prompt tokens; a multiple of 64 unless it is the rest of the prompt
   std::vector<Rows> refeed;      // next emitted tokens, at most a block
   std::vector<Verify> verify;
-  int64_t block_rows = 1;  // no member of the round has more rows
+  BlockChoice block;  // no member of the round has more rows
 
   bool empty() const { return prefill.empty() && refeed.empty() && verify.empty(); }
   // Its batch is described by the host, which must know what the rounds in flight have done.

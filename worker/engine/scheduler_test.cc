@@ -67,6 +67,25 @@ std::vector<std::pair<int64_t, int64_t>> Of(const std::vector<StepPlan::Reserve>
 
 using Pair = std::pair<int64_t, int64_t>;
 
+TEST(PlanAdmissionTest, OneRequestRunsAPromptForAll) {
+  SchedulerSnapshot snapshot = Snapshot({InPrompt(0, 160, 64, 3)}, /*free_pages=*/100);
+  for (int64_t i = 1; i < 6; ++i) snapshot.waiting.push_back({.request = Request(i, 160, 100)});
+  snapshot.free_slots = 5;
+  EXPECT_THAT(PlanAdmission(snapshot), ElementsAre(0, 1, 2, 3, 4));
+  // Two wait for the running one, one of two others for the other; the last has a prompt of its own.
+  snapshot.running[0].request.prompt = snapshot.waiting[0].request.prompt =
+      snapshot.waiting[3].request.prompt = 7;
+  snapshot.waiting[1].request.prompt = snapshot.waiting[2].request.prompt = 8;
+  EXPECT_THAT(PlanAdmission(snapshot), ElementsAre(1, 4));
+  // Nobody waits for one of lower priority.
+  snapshot.waiting[3].request.priority = 1;
+  EXPECT_THAT(PlanAdmission(snapshot), ElementsAre(3, 1, 4));
+  // It is through.
+  snapshot.waiting[3].request.priority = 0;
+  snapshot.running[0].stored = 160;
+  EXPECT_THAT(PlanAdmission(snapshot), ElementsAre(0, 1, 4));
+}
+
 TEST(PlanAdmissionTest, StopsAtTheFirstRequestThatDoesNotFit) {
   SchedulerSnapshot snapshot = Snapshot({}, /*free_pages=*/10);
   // 3, 9 and 1 pages with the two blocks of 16 that follow the prompt.
@@ -169,7 +188,7 @@ TEST(PlanStepTest, DecodingSequencesVerifyWithinTheirRoom) {
   const StepPlan plan = PlanStep(snapshot);
   EXPECT_THAT(Of(plan.verify), ElementsAre(Pair{0, 15}, Pair{1, 3}, Pair{2, 0}, Pair{3, 0}));
   EXPECT_THAT(Of(plan.prefill), ElementsAre(Pair{4, 5}));
-  EXPECT_EQ(plan.block_rows, 16);
+  EXPECT_EQ(plan.block.rows, 16);
 }
 
 TEST(PlanStepTest, EmittedTokensAreFedAgainInBlocks) {
@@ -191,18 +210,39 @@ TEST(PlanStepTest, BlocksGetShorterWhenTogetherTheyAreTooLong) {
   SchedulerSnapshot snapshot = Snapshot(running);
   snapshot.max_verify_rows = 41;  // 8 for each of five, 1 for the plain one
   StepPlan plan = PlanStep(snapshot);
-  EXPECT_EQ(plan.block_rows, 8);
+  EXPECT_EQ(plan.block.rows, 8);
   EXPECT_THAT(Of(plan.verify),
               ElementsAre(Pair{0, 7}, Pair{1, 7}, Pair{2, 7}, Pair{3, 7}, Pair{4, 3}, Pair{5, 0}));
   snapshot.max_verify_rows = 4;
   plan = PlanStep(snapshot);
-  EXPECT_EQ(plan.block_rows, 1);
+  EXPECT_EQ(plan.block.rows, 1);
   EXPECT_THAT(Of(plan.verify),
               ElementsAre(Pair{0, 0}, Pair{1, 0}, Pair{2, 0}, Pair{3, 0}, Pair{4, 0}, Pair{5, 0}));
   snapshot.max_verify_rows = 0;
-  EXPECT_EQ(PlanStep(snapshot).block_rows, 16);
+  EXPECT_EQ(PlanStep(snapshot).block.rows, 16);
   snapshot.max_verify_rows = 1000;
-  EXPECT_EQ(PlanStep(snapshot).block_rows, 16);
+  EXPECT_EQ(PlanStep(snapshot).block.rows, 16);
+}
+
+// The length is chosen by what rounds cost, within the limit and what requests allow.
+TEST(PlanStepTest, BlocksHaveTheLengthThatPays) {
+  SchedulerSnapshot snapshot = Snapshot({Decoding(0, 5, 100, 1, 1), Decoding(1, 5, 100, 1, 1)});
+  snapshot.running[1].request.max_tokens = 3;  // one draft more
+  BlockStatistics blocks;
+  for (int i = 0; i < 3000; ++i) blocks.survival.Observe(15, 2);
+  blocks.costs.Observe(16, 2, 4.0);
+  blocks.costs.Observe(8, 2, 3.0);
+  blocks.costs.Observe(4, 2, 1.0);
+  blocks.costs.Observe(1, 2, 0.9);
+  snapshot.blocks = &blocks;
+  StepPlan plan = PlanStep(snapshot);
+  EXPECT_EQ(plan.block.rows, 4);
+  EXPECT_EQ(plan.block.reason, BlockReason::kBest);
+  EXPECT_THAT(Of(plan.verify), ElementsAre(Pair{0, 3}, Pair{1, 1}));
+  snapshot.max_verify_rows = 2;
+  plan = PlanStep(snapshot);
+  EXPECT_EQ(plan.block.reason, BlockReason::kRowLimit);
+  EXPECT_THAT(Of(plan.verify), ElementsAre(Pair{0, 0}, Pair{1, 0}));
 }
 
 // Two rounds in flight and the next one may store 48 tokens more than the host knows of.
@@ -339,7 +379,7 @@ TEST(SchedulerTest, EverythingComesToItsEnd) {
       }
       for (const StepPlan::Verify& member : plan.verify) {
         RunningSequence& sequence = move(member.sequence);
-        ASSERT_LT(member.max_drafts, plan.block_rows);
+        ASSERT_LT(member.max_drafts, plan.block.rows);
         verify_rows += 1 + member.max_drafts;
         const int64_t emitted =
             1 + static_cast<int64_t>(random() % static_cast<uint32_t>(member.max_drafts + 1));

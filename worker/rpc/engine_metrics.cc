@@ -49,7 +49,12 @@ EngineMetrics::EngineMetrics(const Options& options) {
     limited_[pool] = &registry_.Counter(metrics::kPrefixCacheLimited, {{"pool", pool}});
   }
   hit_tokens_["effective"] = &registry_.Counter(metrics::kPrefixCacheHitTokens, {{"pool", "effective"}});
-  skipped_["disabled_request"] = &registry_.Counter(metrics::kSpecSkipped, {{"reason", "disabled_request"}});
+  for (const char* reason : {"auto_batch", "auto_low_accept", "disabled_request", "near_max_len"})
+    skipped_[reason] = &registry_.Counter(metrics::kSpecSkipped, {{"reason", reason}});
+  for (int64_t rows : BlockLengths(options.max_drafts + 1))
+    OnBlock({.rows = rows, .reason = BlockReason::kBest}, 0);
+  for (const char* pool : {"kv", "checkpoint"})
+    evictions_[pool] = &registry_.Counter(metrics::kPrefixCacheEvictions, {{"pool", pool}});
   registry_.Gauge(metrics::kSpecEnabled, method).Set(options.max_drafts > 0 && options.speculate_by_default);
   registry_.Gauge(metrics::kGroupInfo, {{"backend", options.backend}}).Set(1);
   if (!options.config.empty()) registry_.Gauge(metrics::kSpecConfig, options.config).Set(1);
@@ -90,6 +95,15 @@ void EngineMetrics::OnPrefix(const PrefixReport& prefix) {
   hit_tokens_["effective"]->Increment(static_cast<double>(prefix.tokens));
 }
 
+void EngineMetrics::OnBlock(const BlockReport& block, int64_t rounds) {
+  prometheus::Counter*& counter = blocks_[{block.rows, block.reason}];
+  if (counter == nullptr) {
+    counter = &registry_.Counter(metrics::kSpecBlockRounds, {{"block_rows", std::to_string(block.rows)},
+                                                             {"reason", Name(block.reason)}});
+  }
+  counter->Increment(static_cast<double>(rounds));
+}
+
 void EngineMetrics::OnRound(const RoundReport& round) {
   if (round.drafted == 0) return;
   drafts_->Increment();
@@ -118,6 +132,9 @@ void EngineMetrics::OnStep(const StepReport& report, const EngineGauges&) {
   part("commit", report.commit_time);
   part("detokenize", report.detokenize_time);
   preemptions_->Increment(static_cast<double>(report.preemptions));
+  for (const BlockReport& block : report.blocks) OnBlock(block, 1);
+  evictions_["kv"]->Increment(static_cast<double>(report.evicted_pages));
+  evictions_["checkpoint"]->Increment(static_cast<double>(report.evicted_checkpoints));
   batch_size_->Observe(static_cast<double>(report.sequences));
   batch_tokens_->Observe(static_cast<double>(report.prefill_rows + report.refed_rows + report.verify_rows));
   bool speculated = false;

@@ -30,14 +30,17 @@ class EngineMetrics final : public StepObserver {
   std::vector<prometheus::MetricFamily> Collect() const { return registry_.Collect(); }
 
  private:
+  void OnBlock(const BlockReport& block, int64_t rounds);
   void OnRound(const RoundReport& round);
   void OnPrefix(const PrefixReport& prefix);
 
   MetricRegistry registry_;
-  std::map<std::pair<std::string, bool>, prometheus::Counter*> steps_;  // by kind, captured or not
-  std::map<std::string, prometheus::Histogram*> step_seconds_;          // by kind
-  std::map<std::string, prometheus::Histogram*> part_seconds_;          // by part
-  std::map<std::string, prometheus::Counter*> skipped_;                 // by reason
+  std::map<std::pair<std::string, bool>, prometheus::Counter*> steps_;      // by kind, captured or not
+  std::map<std::string, prometheus::Histogram*> step_seconds_;              // by kind
+  std::map<std::string, prometheus::Histogram*> part_seconds_;              // by part
+  std::map<std::string, prometheus::Counter*> skipped_;                     // by reason
+  std::map<std::pair<int64_t, BlockReason>, prometheus::Counter*> blocks_;  // by rows and reason
+  std::map<std::string, prometheus::Counter*> evictions_;                   // by pool
   prometheus::Counter* preemptions_;
   prometheus::Histogram* batch_size_;
   prometheus::Histogram* batch_tokens_;

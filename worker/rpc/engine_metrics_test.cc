@@ -85,6 +85,28 @@ TEST(EngineMetrics, CountsRoundsWithoutTheBonusToken) {
   EXPECT_EQ(samples.at("batch_size{}_sum"), 4);
 }
 
+TEST(EngineMetrics, LengthsOfBlocksAndEvictions) {
+  EngineMetrics metrics(WithDrafter(15));
+  for (const char* rows : {"1", "4", "8", "16"}) {
+    EXPECT_EQ(Samples(metrics).at("spec_decode_block_rounds_total{block_rows=" + std::string(rows) +
+                                  ",reason=best,}"),
+              0);
+  }
+  StepReport report;
+  report.blocks = {{.rows = 16, .reason = BlockReason::kBest}, {.rows = 1, .reason = BlockReason::kProbe}};
+  report.not_speculated = {"auto_batch"};
+  report.evicted_pages = 3;
+  report.evicted_checkpoints = 2;
+  metrics.OnStep(report, {});
+  metrics.OnStep(report, {});
+  const auto samples = Samples(metrics);
+  EXPECT_EQ(samples.at("spec_decode_block_rounds_total{block_rows=16,reason=best,}"), 2);
+  EXPECT_EQ(samples.at("spec_decode_block_rounds_total{block_rows=1,reason=probe,}"), 2);
+  EXPECT_EQ(samples.at("spec_decode_skipped_total{reason=auto_batch,}"), 2);
+  EXPECT_EQ(samples.at("prefix_cache_evictions_total{pool=kv,}"), 6);
+  EXPECT_EQ(samples.at("prefix_cache_evictions_total{pool=checkpoint,}"), 4);
+}
+
 TEST(EngineMetrics, KindsOfSteps) {
   EngineMetrics metrics(WithDrafter(0));
   StepReport report;
