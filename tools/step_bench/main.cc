@@ -157,6 +157,7 @@ absl::Status Measure(const Flags& flags, Report& report) {
                           .context_tokens = std::min<int64_t>(1024, flags.long_context),
                           .sampling = greedy,
                           .tokens_per_round = 0.1 * static_cast<double>(flags.tenths_per_round),
+                          .block_rows = {},
                           .rounds = flags.rounds};
   report.Section("rounds: parts on the device, the whole by the host's clock, medians in ms");
   if (wanted("rounds")) {
