@@ -220,15 +220,16 @@ inline constexpr MetricInfo kPrefixCacheEvictions{"dflashd_prefix_cache_eviction
                                                   {"pool"}};
 
 // Speculation.
-inline constexpr MetricInfo kSpecBlockRounds{"dflashd_spec_decode_block_rounds_total",
-                                             MetricType::kCounter,
-                                             MetricScope::kGroup,
-                                             "Decode rounds of the group by the rows of a block, anchor "
-                                             "included (1: plain decoding), and why it had so many "
-                                             "(whole: blocks are never cut, row_limit: --max-verify-rows, "
-                                             "no_drafts: no request that speculates, best: most "
-                                             "tokens a second, probe: to measure another length again).",
-                                             {"block_rows", "reason"}};
+inline constexpr MetricInfo kSpecBlockRounds{
+    "dflashd_spec_decode_block_rounds_total",
+    MetricType::kCounter,
+    MetricScope::kGroup,
+    "Decode rounds of the group by the rows of a block, anchor "
+    "included (1: plain decoding), and why it had so many "
+    "(whole: blocks are never cut, row_limit: --max-verify-rows, "
+    "no_drafts: no request that speculates, asked: a request wants whole blocks, best: most "
+    "tokens a second, probe: to measure another length again).",
+    {"block_rows", "reason"}};
 inline constexpr MetricInfo kSpecDrafts{"dflashd_spec_decode_num_drafts_total",
                                         MetricType::kCounter,
                                         MetricScope::kGroup,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <map>
 #include <string>
 #include <utility>
@@ -30,6 +31,8 @@ v1::GenerateRequest Request(const std::vector<int32_t>& prompt, int64_t max_toke
   request.mutable_stopping()->set_max_tokens(static_cast<uint32_t>(max_tokens));
   request.mutable_speculation()->set_mode(mode);
   request.mutable_speculation()->set_strict(true);
+  // Whole blocks, however busy the server is.
+  request.mutable_speculation()->set_max_draft_tokens(std::numeric_limits<uint32_t>::max());
   return request;
 }
 

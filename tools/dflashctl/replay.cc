@@ -1,5 +1,6 @@
 // dflashctl replay: golden prompts against a running server.
 #include <cstdio>
+#include <limits>
 
 #include "base/regular_file.h"
 #include "base/status.h"
@@ -20,6 +21,8 @@ v1::GenerateRequest GoldenRequest(const GoldenPrompt& prompt, int64_t max_tokens
   request.mutable_stopping()->set_max_tokens(static_cast<uint32_t>(max_tokens));
   request.mutable_speculation()->set_mode(ParseSpeculation(speculation));
   request.mutable_speculation()->set_strict(true);  // a server without the drafter must not pass
+  // Whole blocks, however busy the server is.
+  request.mutable_speculation()->set_max_draft_tokens(std::numeric_limits<uint32_t>::max());
   return request;
 }
 

@@ -85,6 +85,8 @@ const char* Name(BlockReason reason) {
       return "row_limit";
     case BlockReason::kNoDrafts:
       return "no_drafts";
+    case BlockReason::kAsked:
+      return "asked";
     case BlockReason::kBest:
       return "best";
     case BlockReason::kProbe:

@@ -33,6 +33,7 @@ enum class BlockReason : uint8_t {
   kWhole,     // blocks are never cut
   kRowLimit,  // the rows of a round are limited
   kNoDrafts,  // nobody in the round may speculate
+  kAsked,     // a request wants whole blocks
   kBest,      // most tokens a second
   kProbe,     // to know again what another length costs and gives
 };

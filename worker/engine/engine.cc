@@ -355,6 +355,7 @@ SchedulerSnapshot Engine::Impl::Snapshot() const {
          .stored = sequence->stored,
          .rounds_in_flight = sequence->rounds_in_flight,
          .max_drafts = drafts,
+         .whole_blocks = drafts > 0 && sequence->request.max_draft_tokens >= drafter_->max_drafts(),
          .pages = pages,
          .released_pages = prefixes_ == nullptr ? pages : prefixes_->PagesAfter(sequence->slot),
          .paused_steps = sequence->paused_steps,
@@ -752,7 +753,7 @@ absl::Status Engine::Impl::CollectRound(StepReport& report) {
 const char* Engine::Impl::ReasonNotToSpeculate(const Sequence& sequence, const BlockChoice& block) const {
   if (drafter_ == nullptr) return "disabled_server";
   if (!Speculates(sequence)) return "disabled_request";
-  if (block.rows > 1) return "near_max_len";
+  if (sequence.room() == 1) return "near_max_len";
   return block.low_acceptance ? "auto_low_accept" : "auto_batch";
 }
 

@@ -24,9 +24,10 @@ struct GenerationRequest {
   std::vector<std::string>
       stop_strings;  // end the output when the text contains one; text from there on is never sent
   SpeculationMode speculation = SpeculationMode::kDFlash;
-  int32_t max_draft_tokens =
-      0;                    // 0: as many as the drafter's block gives; else at most this many verified drafts
-  bool return_text = true;  // detokenize in the leader
+  // Verified drafts of a round. 0: as many as the drafter's block gives, or fewer under load; else at most so
+  // many, and all of a block or more mean whole blocks whatever the load.
+  int32_t max_draft_tokens = 0;
+  bool return_text = true;           // detokenize in the leader
   bool keep_special_tokens = false;  // in the text
   bool use_prefix_cache = true;      // to begin with what is there, and to leave something
   std::string cache_salt;            // of whose requests prefixes are shared

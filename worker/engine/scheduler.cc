@@ -90,16 +90,19 @@ std::vector<int64_t> SharePrefillRows(const SchedulerSnapshot& snapshot, Prefill
   return rows;
 }
 
-// The block of a round with so many drafts at most for each of its sequences.
-BlockChoice BlockOf(const SchedulerSnapshot& snapshot, const std::vector<int64_t>& drafts) {
+// Rows of a block when all blocks together keep to the limit. `drafts` are the most of each sequence.
+int64_t MostRows(const SchedulerSnapshot& snapshot, const std::vector<int64_t>& drafts) {
+  if (snapshot.max_verify_rows == 0) return snapshot.block_rows;
   const auto drafting = std::count_if(drafts.begin(), drafts.end(), [](int64_t most) { return most > 0; });
-  if (drafting == 0) return {.rows = 1, .reason = BlockReason::kNoDrafts};
-  // All blocks together keep to the limit.
-  int64_t most_rows = snapshot.block_rows;
-  if (snapshot.max_verify_rows > 0) {
-    const int64_t plain = static_cast<int64_t>(drafts.size()) - drafting;
-    most_rows = std::clamp<int64_t>((snapshot.max_verify_rows - plain) / drafting, 1, snapshot.block_rows);
-  }
+  const int64_t plain = static_cast<int64_t>(drafts.size()) - drafting;
+  return std::clamp<int64_t>((snapshot.max_verify_rows - plain) / std::max<int64_t>(drafting, 1), 1,
+                             snapshot.block_rows);
+}
+
+BlockChoice BlockOf(const SchedulerSnapshot& snapshot, const std::vector<int64_t>& drafts) {
+  if (std::all_of(drafts.begin(), drafts.end(), [](int64_t most) { return most == 0; }))
+    return {.rows = 1, .reason = BlockReason::kNoDrafts};
+  const int64_t most_rows = MostRows(snapshot, drafts);
   if (snapshot.blocks != nullptr)
     return ChooseBlock(drafts, snapshot.block_rows, most_rows, *snapshot.blocks);
   const BlockReason reason = most_rows < snapshot.block_rows ? BlockReason::kRowLimit : BlockReason::kWhole;
@@ -216,8 +219,14 @@ StepPlan PlanStep(const SchedulerSnapshot& snapshot, PrefillOrder prefill_order)
   for (const StepPlan::Verify& member : plan.verify)
     drafts.push_back(snapshot.running[static_cast<size_t>(member.sequence)].max_drafts);
   plan.block = BlockOf(snapshot, drafts);
-  for (StepPlan::Verify& member : plan.verify)
-    member.max_drafts = std::min(member.max_drafts, plan.block.rows - 1);
+  const int64_t chosen = plan.block.rows;
+  for (StepPlan::Verify& member : plan.verify) {
+    const RunningSequence& sequence = snapshot.running[static_cast<size_t>(member.sequence)];
+    const int64_t most = sequence.whole_blocks ? MostRows(snapshot, drafts) : chosen;
+    member.max_drafts = std::min(member.max_drafts, most - 1);
+    if (sequence.max_drafts == 0 || most <= plan.block.rows) continue;
+    plan.block = {.rows = most, .reason = BlockReason::kAsked};
+  }
   return plan;
 }
 

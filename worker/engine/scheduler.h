@@ -40,6 +40,7 @@ struct RunningSequence {
   int64_t stored = 0;
   int64_t rounds_in_flight = 0;  // each will emit at least one token
   int64_t max_drafts = 0;        // 0: speculation off for this request
+  bool whole_blocks = false;     // it has max_drafts in every round, whatever the load
   int64_t pages = 0;             // that it holds
   int64_t released_pages = 0;    // of them, those that are free for others once it ends
   int64_t paused_steps = 0;      // the last steps, in a row, that had no rows of its prompt

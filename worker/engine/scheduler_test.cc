@@ -239,6 +239,16 @@ TEST(PlanStepTest, BlocksHaveTheLengthThatPays) {
   EXPECT_EQ(plan.block.rows, 4);
   EXPECT_EQ(plan.block.reason, BlockReason::kBest);
   EXPECT_THAT(Of(plan.verify), ElementsAre(Pair{0, 3}, Pair{1, 1}));
+  // One request wants whole blocks; the others keep to what pays.
+  snapshot.running.push_back(Decoding(2, 5, 100, 1, 1));
+  snapshot.running[2].whole_blocks = true;
+  blocks.costs.Observe(16, 3, 6.0);
+  blocks.costs.Observe(4, 3, 1.5);
+  plan = PlanStep(snapshot);
+  EXPECT_EQ(plan.block.rows, 16);
+  EXPECT_EQ(plan.block.reason, BlockReason::kAsked);
+  EXPECT_THAT(Of(plan.verify), ElementsAre(Pair{0, 3}, Pair{1, 1}, Pair{2, 15}));
+  snapshot.running.pop_back();
   snapshot.max_verify_rows = 2;
   plan = PlanStep(snapshot);
   EXPECT_EQ(plan.block.reason, BlockReason::kRowLimit);
