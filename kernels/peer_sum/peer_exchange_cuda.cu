@@ -21,8 +21,9 @@ struct PeerExchangeTask {
 // Grid (kMessageThreads units each).
 __global__ void __launch_bounds__(kMessageThreads)
     PeerExchangeKernel(const __grid_constant__ PeerExchangeTask task) {
-  WaitForPreviousKernel();
   const PeerAreas& areas = task.areas;
+  if (!areas.shares_device) LetNextKernelStart();  // as in the sums
+  WaitForPreviousKernel();
   const int rank = areas.rank, size = areas.size, thread = static_cast<int>(threadIdx.x);
   const int64_t unit = int64_t{blockIdx.x} * kMessageThreads + thread, word = 2 * unit;
   const bool has_first = word < task.words, has_second = word + 1 < task.words;
@@ -49,7 +50,6 @@ __global__ void __launch_bounds__(kMessageThreads)
       if (peer != rank) StoreSystem(place(peer, rank), make_uint4(first, count, second, count));
     }
   }
-  if (!areas.shares_device) LetNextKernelStart();
   for (int peer = 0; peer < size; ++peer) {
     if (!has_first || (task.root >= 0 && peer != task.root)) continue;
     uint32_t* to = task.receive + (task.root < 0 ? peer * task.words : 0) + word;

@@ -24,9 +24,11 @@ struct PeerAreas {
   void* area[kMaxRanks] = {};  // of every rank, aligned to 256: device memory, the others' mapped here
   int64_t max_rows = 0;        // <= kMaxRows
   int64_t cols = 0;
-  // Another rank's kernels run on this device: then blocks of all rows of all ranks must fit on it, and no
-  // rank may allocate, free or load a kernel on it while another waits.
+  // Another rank's kernels run on this device: then blocks of all rows of all ranks must fit on it at a time
+  // (kRowsOnSharedDevice of all together do), and no rank may allocate, free or load a kernel on it while
+  // another waits.
   bool shares_device = false;
+  static constexpr int64_t kRowsOnSharedDevice = 128;
 
   // Of one area.
   static int64_t Bytes(int size, int64_t max_rows, int64_t cols);

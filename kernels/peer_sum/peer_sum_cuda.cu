@@ -119,6 +119,9 @@ __global__ void __launch_bounds__(kThreads, kPeers == 2 ? 2 : 1)
     for (int i = 0; i < kChunk; ++i)
       first_weights[i] = first_col + i < task.cols ? task.weight.At(0, first_col + i) : 0.0f;
   }
+  // The next kernel fetches weights while rows travel. Not where a rank that is waited for runs on this
+  // device: blocks of the next kernel could take the place of its blocks.
+  if (!areas.shares_device) LetNextKernelStart();
   WaitForPreviousKernel();
   uint32_t* counter = At<uint32_t>(areas, rank, kRowCountersOffset) + row;
   const uint32_t count = *counter;
@@ -156,9 +159,6 @@ __global__ void __launch_bounds__(kThreads, kPeers == 2 ? 2 : 1)
     send(first_col, first_chunk);
   }
   for (int64_t col = first_col + step; col < task.cols; col += step) send(col, own_chunk(col));
-  // Where a rank that is waited for runs on the same device, blocks of the next kernel could take the place
-  // of its blocks.
-  if (!areas.shares_device) LetNextKernelStart();
 
   // Waits for what rank `peer` sends and makes the place free again; `chunk` is what was there at first
   // sight.

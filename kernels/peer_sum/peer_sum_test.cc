@@ -28,7 +28,10 @@ HostMatrix<float> Rounded(const HostMatrix<float>& values, const Stream& stream)
   return DeviceMatrix::Activations(values, stream).ToHost();
 }
 
-int64_t RowsOf(int call) { return 1 + (call * 7) % kMaxRows; }
+// Blocks of wide rows fill a GPU sooner.
+int64_t RowsOf(int call, int64_t cols) {
+  return 1 + (call * 7) % (cols > 2048 ? PeerAreas::kRowsOnSharedDevice / 4 : kMaxRows);
+}
 
 struct CallResult {
   HostMatrix<float> residual{0, 0}, y{0, 0};
@@ -89,7 +92,7 @@ struct RankWork {
         late({0}, stream),
         w(DeviceMatrix::Input(weight, stream)) {
     for (int call = 0; call < calls; ++call) {
-      const int64_t rows = RowsOf(call);
+      const int64_t rows = RowsOf(call, cols);
       products.push_back(DeviceMatrix::Activations(Product(rank, call, rows, cols), stream));
       residuals.push_back(DeviceMatrix::Activations(RandomMatrix<float>(rows, cols, 7), stream));
       ys.push_back(DeviceMatrix::Output(rows, cols, ActivationDType(), stream, 8));
@@ -144,7 +147,7 @@ TEST_P(PeerSumTest, GivesTheBitsOfSumAndNorm) {
     for (int call = 0; call < calls; ++call) {
       const auto at = static_cast<size_t>(call);
       const CallResult expected =
-          Expected(size, call, RandomMatrix<float>(RowsOf(call), cols, 7), weight, stream);
+          Expected(size, call, RandomMatrix<float>(RowsOf(call, cols), cols, 7), weight, stream);
       for (const auto& rank : ranks) {
         ASSERT_EQ(rank->residuals[at].ToHost().values, expected.residual.values) << call;
         ASSERT_EQ(rank->ys[at].ToHost().values, expected.y.values) << call;

@@ -176,6 +176,7 @@ int Fail(ExitCode code, const absl::Status& status) {
 int Main(int argc, char** argv) {
   Flags flags;
   flags.options.group.max_prefill_tokens = 512;
+  flags.options.group.adaptive_blocks = false;  // whole blocks are measured
   FlagParser parser = MakeParser(flags);
   FlagParser::Outcome outcome = FlagParser::Outcome::kRun;
   if (absl::Status status = parser.Parse(argc, argv, &outcome); !status.ok())

@@ -70,7 +70,9 @@ absl::Status PeerCommunicator::AllReduceAddRmsNorm(MatrixView product, MatrixVie
 }
 
 int64_t PeerCommunicator::OneStepRows(int64_t cols) const {
-  return std::min(UsefulPeerSumRows(), PeerAreas::RowsThatFit(areas_.size, memory_.bytes(), cols));
+  const int64_t useful =
+      areas_.shares_device ? PeerAreas::kRowsOnSharedDevice / areas_.size : UsefulPeerSumRows();
+  return std::min(useful, PeerAreas::RowsThatFit(areas_.size, memory_.bytes(), cols));
 }
 
 absl::Status PeerCommunicator::AllReduce(void* data, int64_t count, DType dtype, const Stream& stream) {

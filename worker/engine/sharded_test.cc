@@ -69,7 +69,8 @@ TEST_P(GoldenGroup, ReplayIsIdentical) {
   ASSERT_TRUE(ranks.ok()) << ranks.status();
   if (GetParam().peer_memory) {
     auto& communicator = static_cast<const PeerCommunicator&>((*group)->pair(0).target->communicator());
-    EXPECT_GT(communicator.peer_sums(), 1000);
+    EXPECT_GT(communicator.peer_sums(), 500);
+    EXPECT_GT(communicator.peer_messages(), 500);
   }
   // Where near ties may fall otherwise, the group's own text without drafts is the reference.
   const bool golden_lengths = BackendDemands().same_tokens;
