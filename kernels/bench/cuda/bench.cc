@@ -37,6 +37,19 @@ Microseconds TimeReplays(const Stream& stream, const std::function<absl::Status(
   return {times[times.size() / 2], times.front(), times.back()};
 }
 
+namespace {
+std::vector<Figure>& MutableFigures() {
+  static std::vector<Figure> figures;
+  return figures;
+}
+}  // namespace
+
+void Record(const std::string& name, const Microseconds& time, double calls) {
+  MutableFigures().push_back({name, {time.median / calls, time.low / calls, time.high / calls}});
+}
+
+const std::vector<Figure>& Figures() { return MutableFigures(); }
+
 Matrix Noise(int64_t rows, int64_t cols, const Stream& stream) {
   Matrix matrix = Value(Matrix::Allocate(rows, cols, DType::kBf16, stream));
   Require(FillNormal(matrix.view().data, rows * cols * 2, 1, 3, stream));

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -26,9 +27,18 @@ struct Microseconds {
 // Captures `body` once and replays it; the first replays are not counted.
 Microseconds TimeReplays(const Stream& stream, const std::function<absl::Status()>& body, int replays = 9);
 
+// Keeps a figure for --json: `time` of `calls` equal calls.
+void Record(const std::string& name, const Microseconds& time, double calls = 1);
+struct Figure {
+  std::string name;
+  Microseconds time;  // of one call
+};
+const std::vector<Figure>& Figures();
+
 // What the memory can do, in bytes per second: copying (read and written counted) and reading alone.
 double CopyCeiling(const Stream& stream);
 double ReadCeiling(const Stream& stream);
+double GemmCeiling(const Stream& stream);
 
 // Fills with bf16 numbers, normally distributed: a product of zeros draws less power and runs faster.
 absl::Status FillNormal(void* data, int64_t bytes, float deviation, uint64_t seed, const Stream& stream);
@@ -48,6 +58,7 @@ Buffer EqualSegments(int64_t sequences, int64_t rows, int64_t position, const St
 
 struct Ceilings {
   double copy, read;  // bytes per second
+  double gemm;        // multiplications and additions per second of cuBLASLt's largest product, bfloat16
 };
 void RunLinear(const Stream& stream, const Ceilings& ceilings);
 void RunOperations(const Stream& stream, const Ceilings& ceilings);

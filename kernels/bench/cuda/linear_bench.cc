@@ -44,6 +44,10 @@ class LinearBench {
     Require(FillNormal(x_.data(), x_.bytes(), 1, 2, stream));
   }
 
+  static std::string Name(const char* kind, const Shape& shape, int64_t rows) {
+    return std::string(kind) + ", " + shape.name + ", " + std::to_string(rows) + " rows";
+  }
+
   // The next weight of a shape: so far from the last use of the same memory that no cache helps.
   const void* NextWeight(const Shape& shape) {
     const int64_t bytes = shape.At(nullptr).Bytes();
@@ -64,7 +68,8 @@ class LinearBench {
     return CudaStatus(LaunchLinearTiled(x, shape.At(NextWeight(shape)), y, CudaOf(stream_)), "tiled");
   }
 
-  double MicrosecondsPerCall(int launches, const std::function<absl::Status()>& call) {
+  double MicrosecondsPerCall(const std::string& name, int launches,
+                             const std::function<absl::Status()>& call) {
     const Microseconds time = TimeReplays(
         stream_,
         [&] {
@@ -72,6 +77,7 @@ class LinearBench {
           return absl::OkStatus();
         },
         5);
+    Record(name, time, launches);
     return time.median / launches;
   }
 
@@ -84,7 +90,8 @@ class LinearBench {
       std::printf("%-16s", shape.name);
       const int launches = static_cast<int>(std::max(1.0, 4e9 / shape.Bytes()));
       for (int64_t rows : kRows) {
-        const double us = MicrosecondsPerCall(launches, [&] { return Streamed(shape, rows); });
+        const double us = MicrosecondsPerCall(Name("linear, verify", shape, rows), launches,
+                                              [&] { return Streamed(shape, rows); });
         std::printf("%9.2f (%.2f)", us, shape.Bytes() / us * 1e-6);
       }
       std::printf("\n");
@@ -105,10 +112,12 @@ class LinearBench {
     };
     for (const Shape& shape : kShapes) {
       const int launches = static_cast<int>(std::max(1.0, 4e9 / shape.Bytes()));
-      const double ours = MicrosecondsPerCall(launches, [&] { return Streamed(shape, kRows); });
+      const double ours = MicrosecondsPerCall(Name("linear, beside", shape, kRows), launches,
+                                              [&] { return Streamed(shape, kRows); });
       double theirs = std::numeric_limits<double>::infinity();
       for (const CublasLinear::Algorithm& algorithm : Value(cublas_.Algorithms(kRows, shape.N, shape.K))) {
-        const double us = MicrosecondsPerCall(launches, [&] { return cublas(shape, algorithm); });
+        const double us = MicrosecondsPerCall(Name("cuBLASLt", shape, kRows), launches,
+                                              [&] { return cublas(shape, algorithm); });
         if (us < theirs) fastest[&shape - kShapes] = algorithm;
         theirs = std::min(theirs, us);
       }
@@ -116,18 +125,19 @@ class LinearBench {
       std::fflush(stdout);
     }
     for (int repeat = 0; repeat < 3; ++repeat) {
-      const auto all = [&](const auto& launch) {
-        return TimeReplays(stream_,
-                           [&] {
-                             absl::Status status;
-                             ForEachLayer([&](const Shape& shape) { status.Update(launch(shape)); });
-                             status.Update(launch(kShapes[5]));
-                             return status;
-                           })
-            .median;
+      const auto all = [&](const char* name, const auto& launch) {
+        const Microseconds time = TimeReplays(stream_, [&] {
+          absl::Status status;
+          ForEachLayer([&](const Shape& shape) { status.Update(launch(shape)); });
+          status.Update(launch(kShapes[5]));
+          return status;
+        });
+        Record(std::string(name) + ", all 257, 16 rows", time);
+        return time.median;
       };
-      const double ours = all([&](const Shape& shape) { return Streamed(shape, kRows); });
-      const double theirs = all([&](const Shape& shape) { return cublas(shape, fastest[&shape - kShapes]); });
+      const double ours = all("linear, beside", [&](const Shape& shape) { return Streamed(shape, kRows); });
+      const double theirs =
+          all("cuBLASLt", [&](const Shape& shape) { return cublas(shape, fastest[&shape - kShapes]); });
       std::printf("%-16s%10.0f%10.0f%8.3f\n", "all 257", ours, theirs, theirs / ours);
     }
   }
@@ -152,6 +162,7 @@ class LinearBench {
         status.Update(Streamed(kShapes[5], rows));
         return status;
       });
+      Record("linear, verify, all 257, " + std::to_string(rows) + " rows", time);
       std::printf("  %3lld rows: %6.3f [%.3f %.3f] %3.0f%%\n", static_cast<long long>(rows),
                   time.median * 1e-3, time.low * 1e-3, time.high * 1e-3,
                   100 * bytes / time.median * 1e6 / ceilings.read);
@@ -170,7 +181,8 @@ class LinearBench {
       for (int64_t rows : kRows) {
         const double flop = shape.Bytes() * static_cast<double>(rows);
         const int launches = static_cast<int>(std::clamp(6e12 / flop, 2.0, 40.0));
-        const double us = MicrosecondsPerCall(launches, [&] { return Tiled(shape, rows); });
+        const double us = MicrosecondsPerCall(Name("linear, prefill", shape, rows), launches,
+                                              [&] { return Tiled(shape, rows); });
         std::printf("%10.1f (%3.0f)", us, flop / us * 1e-6);
       }
       std::printf("\n");
@@ -190,6 +202,7 @@ class LinearBench {
             return status;
           },
           3);
+      Record("linear, prefill, all but lm_head, " + std::to_string(rows) + " rows", time);
       std::printf("  %lld: %.2f (%.0f)", static_cast<long long>(rows), time.median * 1e-3,
                   flop / time.median * 1e-6);
       std::fflush(stdout);
@@ -205,6 +218,20 @@ class LinearBench {
 };
 
 }  // namespace
+
+double GemmCeiling(const Stream& stream) {
+  constexpr int64_t kRows = 8192, N = 34816, K = 5120;
+  const CublasLinear cublas = Value(CublasLinear::Create(stream));
+  const Matrix x = Noise(kRows, K, stream), w = Noise(N, K, stream), y = Noise(kRows, N, stream);
+  double best = std::numeric_limits<double>::infinity();
+  for (const CublasLinear::Algorithm& algorithm : Value(cublas.Algorithms(kRows, N, K))) {
+    const Microseconds time = TimeReplays(stream, [&] {
+      return cublas.Launch(x.view().data, w.view().data, y.view().data, kRows, N, K, algorithm);
+    });
+    best = std::min(best, time.median);
+  }
+  return 2e6 * static_cast<double>(kRows * N * K) / best;
+}
 
 void RunLinear(const Stream& stream, const Ceilings& ceilings) {
   LinearBench bench(stream);

@@ -47,6 +47,7 @@ struct Activations {
 
 void Report(const char* name, double bytes, const Microseconds& time, int calls, const Ceilings& ceilings) {
   const double us = time.median / calls;
+  Record(name, time, calls);
   std::printf("  %-34s %8.2f us  %5.2f TB/s (%.0f%% of copy)\n", name, us, bytes / us * 1e-6,
               100 * bytes / us * 1e6 / ceilings.copy);
   std::fflush(stdout);
@@ -63,7 +64,8 @@ void Elementwise(int64_t rows, const Stream& stream, const Ceilings& ceilings) {
       for (int i = 0; i < kCalls; ++i) status.Update(call());
       return status;
     });
-    Report(name, bytes_per_row * static_cast<double>(rows), time, kCalls, ceilings);
+    Report((std::to_string(rows) + " rows, " + name).c_str(), bytes_per_row * static_cast<double>(rows), time,
+           kCalls, ceilings);
   };
   const ConstMatrixView head_weight = a.weight.view().Cols(0, 128), wide_head = a.weight.view().Cols(0, 256);
   measure("RmsNorm 5120", 2 * 5120 * 2, [&] {

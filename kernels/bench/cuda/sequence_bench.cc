@@ -45,6 +45,9 @@ void AttentionStep(const AttentionCase& c, int64_t sequences, int64_t rows, int6
     }
     return status;
   });
+  Record(std::string("attention, ") + c.name + ", " + std::to_string(c.layers) + " layers, " +
+             std::to_string(sequences) + " x " + std::to_string(rows) + " rows at " + std::to_string(context),
+         time);
   // Of a step: keys that its rows see, on the average over rows.
   const double all = static_cast<double>(context) +
                      (c.mask.causal ? 0.5 * static_cast<double>(rows + 1) : static_cast<double>(rows));
@@ -80,6 +83,7 @@ void Store(const Stream& stream) {
     }
     return status;
   });
+  Record("StoreKeyValue, 16 layers, 16 rows", time);
   std::printf("  StoreKeyValue of 16 layers, 16 rows: %.1f us\n", time.median);
 }
 
@@ -137,6 +141,9 @@ void DeltaVerify(int64_t sequences, int64_t rows, int32_t pending, const Stream&
     }
     return status;
   });
+  Record("Gated DeltaNet, verify, 48 layers, " + std::to_string(sequences) + " x " + std::to_string(rows) +
+             " rows, " + std::to_string(pending) + " to fold",
+         time);
   const double bytes =
       static_cast<double>(kLayers * sequences * kShape.StateFloats() * 4) * (pending > 0 ? 2 : 1);
   std::printf(
@@ -158,6 +165,9 @@ void DeltaPrefill(int64_t sequences, int64_t rows, const Stream& stream) {
     }
     return status;
   });
+  Record("Gated DeltaNet, prefill, a layer, " + std::to_string(sequences) + " x " + std::to_string(rows) +
+             " rows",
+         time, kLayers);
   std::printf("  prefill %lld x %5lld rows: %8.1f us a layer [%.1f %.1f]\n",
               static_cast<long long>(sequences), static_cast<long long>(rows), time.median / kLayers,
               time.low / kLayers, time.high / kLayers);

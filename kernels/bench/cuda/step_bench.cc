@@ -177,6 +177,9 @@ void RunStep(const Stream& stream) {
                         {8, 16, 8192, false}}) {
     Step step(c.sequences, c.rows, c.context, slab, stream);
     const Microseconds all = step.Time(kNothing);
+    Record("verification step, " + std::to_string(c.sequences) + " x " + std::to_string(c.rows) +
+               " rows at " + std::to_string(c.context),
+           all);
     std::printf("  %lld x %2lld rows at %5lld: %7.3f [%.3f %.3f]", static_cast<long long>(c.sequences),
                 static_cast<long long>(c.rows), static_cast<long long>(c.context), all.median * 1e-3,
                 all.low * 1e-3, all.high * 1e-3);
