@@ -37,7 +37,18 @@ TEST_F(GroupSecretTest, RefusesWhatIsNoSecret) {
   EXPECT_EQ(ReadGroupSecret(path_).status().code(), absl::StatusCode::kNotFound);
   Write("0123456789abcde\n0123456789abcdef\n");
   EXPECT_THAT(Error(), HasSubstr("15 bytes"));
+  for (const mode_t mode : {0604, 0620, 0601}) {
+    Write("0123456789abcdef\n", mode);
+    EXPECT_THAT(Error(), HasSubstr("others may read")) << mode;
+  }
+}
+
+TEST_F(GroupSecretTest, MayBeReadByTheGroupOfWhatRootGivesIt) {
   Write("0123456789abcdef\n", 0640);
+  if (geteuid() == 0) {
+    EXPECT_TRUE(ReadGroupSecret(path_).ok()) << Error();
+    ASSERT_EQ(chown(path_.c_str(), 1, 1), 0);
+  }
   EXPECT_THAT(Error(), HasSubstr("others may read"));
 }
 

@@ -315,6 +315,12 @@ inline constexpr MetricInfo kWorkerHeartbeatAge{"dflashd_worker_heartbeat_age_se
                                                 MetricScope::kGroup,
                                                 "Time since a rank was last heard of.",
                                                 {"rank"}};
+inline constexpr MetricInfo kGroupState{"dflashd_group_state",
+                                        MetricType::kGauge,
+                                        MetricScope::kGroup,
+                                        "1 for the state that a worker group is in (loading, ready, lost), "
+                                        "0 for the others.",
+                                        {"state"}};
 inline constexpr MetricInfo kGroupEpoch{"dflashd_group_epoch", MetricType::kGauge, MetricScope::kGroup,
                                         "Counts the lives of a worker group; above 1 it was started again."};
 inline constexpr MetricInfo kGroupReforms{"dflashd_group_reforms_total",
@@ -332,6 +338,20 @@ inline constexpr MetricInfo kGroupInfo{"dflashd_group_info",
                                        MetricScope::kGroup,
                                        "Always 1; what a worker group runs on.",
                                        {"backend"}};
+inline constexpr MetricInfo kMemoryBytes{
+    "dflashd_memory_bytes",
+    MetricType::kGauge,
+    MetricScope::kGroup,
+    "Device memory of rank 0 by pool, as planned before loading and then taken (weights, kv, state, "
+    "delta_records, conv_state, checkpoint, scratch, draft_weights, draft_kv, draft_scratch).",
+    {"kind"}};
+inline constexpr MetricInfo kCertificateExpiry{
+    "dflashd_tls_certificate_expiry_timestamp_seconds",
+    MetricType::kGauge,
+    MetricScope::kServer,
+    "When a certificate of the listening ports ends, as seconds of the Unix epoch, by what it is for "
+    "(server, client_ca); there is none without TLS.",
+    {"file"}};
 inline constexpr MetricInfo kGrpcHandled{"dflashd_grpc_server_handled_total",
                                          MetricType::kCounter,
                                          MetricScope::kServer,
@@ -385,10 +405,13 @@ inline constexpr const MetricInfo* kAll[] = {&kRequests,
                                              &kDraining,
                                              &kWorkerUp,
                                              &kWorkerHeartbeatAge,
+                                             &kGroupState,
                                              &kGroupEpoch,
                                              &kGroupReforms,
                                              &kBuildInfo,
                                              &kGroupInfo,
+                                             &kMemoryBytes,
+                                             &kCertificateExpiry,
                                              &kGrpcHandled};
 
 // The table entry of that name, or null.

@@ -71,13 +71,12 @@ class LocalGroup::Impl final : public LastingGroup {
     if (supervisor_.joinable()) supervisor_.join();
   }
 
-  Stats GetStats() const {
+  GroupLives Lives() const {
     absl::MutexLock lock(&mutex_);
     return {.epoch = epoch_,
             .reforms = reforms_,
             .heartbeat_age = client_ == nullptr ? absl::ZeroDuration() : client_->HeartbeatAge(),
-            .given_up = given_up_,
-            .ranks = static_cast<int>(options_.commands.size())};
+            .given_up = given_up_};
   }
 
   void OnLost(Group*, const std::string& why) override {
@@ -306,7 +305,7 @@ class LocalGroup::Impl final : public LastingGroup {
 LocalGroup::LocalGroup(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 LocalGroup::~LocalGroup() = default;
 void LocalGroup::Shutdown(absl::Duration timeout) { impl_->Shutdown(timeout); }
-LocalGroup::Stats LocalGroup::GetStats() const { return impl_->GetStats(); }
+GroupLives LocalGroup::Lives() const { return impl_->Lives(); }
 
 absl::StatusOr<std::unique_ptr<LocalGroup>> LocalGroup::Start(const Options& options, Dispatcher* dispatcher,
                                                               Exporter* exporter,

@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/restart_policy.h"
+#include "daemon/group_lives.h"
 #include "daemon/metrics/exporter.h"
 #include "daemon/routing/dispatcher.h"
 
@@ -45,14 +46,7 @@ class LocalGroup {
   // Asks the group to end and waits for it, kills it after `timeout`.
   void Shutdown(absl::Duration timeout);
 
-  struct Stats {
-    uint64_t epoch = 0;                      // counts the lives
-    std::map<std::string, int64_t> reforms;  // lives that ended unasked, by cause
-    absl::Duration heartbeat_age;
-    bool given_up = false;
-    int ranks = 0;
-  };
-  Stats GetStats() const;
+  GroupLives Lives() const;
 
  private:
   class Impl;

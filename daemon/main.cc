@@ -58,30 +58,36 @@ int Fail(ExitCode code, const std::string& message) {
   return code;
 }
 
-// The groups of this host by name. Empty at first: the operators' thread runs before there are any.
-class LocalGroups {
+// All worker groups by name. Empty at first: the operators' thread runs before there are any.
+class Groups {
  public:
   void Add(const std::string& name, std::unique_ptr<LocalGroup> group) {
     absl::MutexLock lock(&mutex_);
-    groups_.emplace(name, std::move(group));
+    local_.emplace(name, std::move(group));
   }
-  std::map<std::string, LocalGroup::Stats> GetStats() const {
+  void Add(const std::string& name, std::unique_ptr<RemoteGroup> group) {
     absl::MutexLock lock(&mutex_);
-    std::map<std::string, LocalGroup::Stats> stats;
-    for (const auto& [name, group] : groups_) stats.emplace(name, group->GetStats());
-    return stats;
+    remote_.emplace(name, std::move(group));
+  }
+  std::map<std::string, GroupLives> Lives() const {
+    absl::MutexLock lock(&mutex_);
+    std::map<std::string, GroupLives> lives;
+    for (const auto& [name, group] : local_) lives.emplace(name, group->Lives());
+    for (const auto& [name, group] : remote_) lives.emplace(name, group->Lives());
+    return lives;
   }
   // All groups are gone for good: only a new process helps.
   bool AllGivenUp() const {
-    const auto stats = GetStats();
-    return !stats.empty() &&
-           std::all_of(stats.begin(), stats.end(), [](const auto& entry) { return entry.second.given_up; });
+    const auto lives = Lives();
+    return !lives.empty() &&
+           std::all_of(lives.begin(), lives.end(), [](const auto& entry) { return entry.second.given_up; });
   }
-  // Of all groups at once.
+  // Lets go of groups on other hosts; ends those of this one, all at once.
   void Shutdown(absl::Duration timeout) {
     absl::MutexLock lock(&mutex_);
+    remote_.clear();
     std::vector<std::thread> threads;
-    for (const auto& entry : groups_) {
+    for (const auto& entry : local_) {
       threads.emplace_back([group = entry.second.get(), timeout] { group->Shutdown(timeout); });
     }
     for (std::thread& thread : threads) thread.join();
@@ -89,10 +95,11 @@ class LocalGroups {
 
  private:
   mutable absl::Mutex mutex_;
-  std::map<std::string, std::unique_ptr<LocalGroup>> groups_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, std::unique_ptr<LocalGroup>> local_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, std::unique_ptr<RemoteGroup>> remote_ ABSL_GUARDED_BY(mutex_);
 };
 
-void RefreshGauges(const Dispatcher& dispatcher, const LocalGroups& groups, Exporter& exporter) {
+void RefreshGauges(const Dispatcher& dispatcher, const Groups& groups, Exporter& exporter) {
   const Dispatcher::Stats stats = dispatcher.GetStats();
   MetricRegistry& server = exporter.server();
   const auto set = [&](const MetricInfo& info, double value, const MetricLabels& labels = {}) {
@@ -106,15 +113,19 @@ void RefreshGauges(const Dispatcher& dispatcher, const LocalGroups& groups, Expo
   set(metrics::kQueueLimit, static_cast<double>(stats.limits.max_prompt_tokens), {{"dimension", "tokens"}});
   set(metrics::kReady, stats.serving);
   set(metrics::kDraining, stats.draining);
-  const std::map<std::string, LocalGroup::Stats> local = groups.GetStats();
+  const std::map<std::string, GroupLives> all_lives = groups.Lives();
   for (const Dispatcher::GroupStats& state : stats.groups) {
-    const auto found = local.find(state.name);
-    if (found == local.end()) continue;
-    const LocalGroup::Stats& lives = found->second;
+    using State = Dispatcher::GroupState;
+    const auto found = all_lives.find(state.name);
+    if (found == all_lives.end()) continue;
+    const GroupLives& lives = found->second;
     MetricRegistry& registry = exporter.group(state.name);
-    for (int rank = 0; rank < lives.ranks; ++rank) {
-      registry.Gauge(metrics::kWorkerUp, {{"rank", absl::StrCat(rank)}})
-          .Set(state.state == Dispatcher::GroupState::kReady);
+    for (const auto& [label, value] : {std::pair("loading", State::kLoading),
+                                       std::pair("ready", State::kReady), std::pair("lost", State::kLost)}) {
+      registry.Gauge(metrics::kGroupState, {{"state", label}}).Set(state.state == value);
+    }
+    for (int64_t rank = 0; rank < state.info.ranks; ++rank) {
+      registry.Gauge(metrics::kWorkerUp, {{"rank", absl::StrCat(rank)}}).Set(state.state == State::kReady);
     }
     registry.Gauge(metrics::kWorkerHeartbeatAge, {{"rank", "0"}})
         .Set(absl::ToDoubleSeconds(lives.heartbeat_age));
@@ -126,6 +137,20 @@ void RefreshGauges(const Dispatcher& dispatcher, const LocalGroups& groups, Expo
   }
 }
 
+// When the certificates end. A file that cannot be read now leaves its gauge as it is: MakeServerCredentials
+// has read it, and says why when it cannot.
+void RefreshCertificates(const Settings& settings, Exporter& exporter) {
+  for (const auto& [label, path] :
+       {std::pair("server", &settings.tls_cert), std::pair("client_ca", &settings.tls_client_ca)}) {
+    if (path->empty()) continue;
+    const absl::StatusOr<absl::Time> expiry = CertificateExpiry(*path);
+    if (!expiry.ok()) continue;
+    exporter.server()
+        .Gauge(metrics::kCertificateExpiry, {{"file", label}})
+        .Set(static_cast<double>(absl::ToUnixSeconds(*expiry)));
+  }
+}
+
 // Does an address of a flag stand for this machine alone?
 bool IsLoopback(const std::string& address) {
   const std::string host = address.substr(0, address.rfind(':'));
@@ -133,7 +158,7 @@ bool IsLoopback(const std::string& address) {
 }
 
 OpsReply Answer(const std::string& path, const Dispatcher& dispatcher, Exporter& exporter,
-                const LocalGroups& groups, const std::atomic<bool>& has_been_ready, absl::Time last_tick) {
+                const Groups& groups, const std::atomic<bool>& has_been_ready, absl::Time last_tick) {
   if (path == "/metrics") {
     return {
         .status = 200, .content_type = "text/plain; version=0.0.4; charset=utf-8", .body = exporter.Text()};
@@ -241,6 +266,7 @@ int Serve(const Settings& settings, const RemoteLeaders& remote) {
 
   Exporter exporter(settings.model_name);
   exporter.server().Gauge(metrics::kBuildInfo, {{"version", DFLASHD_VERSION}}).Set(1);
+  RefreshCertificates(settings, exporter);
   Dispatcher dispatcher({.queue = {.max_requests = settings.max_queued_requests,
                                    .max_prompt_tokens = settings.max_queued_tokens,
                                    .max_wait = absl::Seconds(settings.max_queue_seconds)},
@@ -261,7 +287,7 @@ int Serve(const Settings& settings, const RemoteLeaders& remote) {
 
   std::atomic<bool> has_been_ready = false;
   std::atomic<int64_t> last_tick = absl::GetCurrentTimeNanos();  // of the Unix epoch
-  LocalGroups groups;
+  Groups groups;
   exporter.SetRefresh([&] { RefreshGauges(dispatcher, groups, exporter); });
   const bool protect_metrics =
       tokens != nullptr && !settings.open_metrics && !IsLoopback(settings.ops_listen);
@@ -338,16 +364,15 @@ int Serve(const Settings& settings, const RemoteLeaders& remote) {
     if (!started.ok()) return Fail(kExitNoWorker, std::string(started.status().message()));
     groups.Add(name, *std::move(started));
   }
-  std::vector<std::unique_ptr<RemoteGroup>> remote_groups;
-  for (const std::string& address : remote.addresses) {
-    remote_groups.push_back(RemoteGroup::Start(
-        {.name = absl::StrCat(settings.groups + static_cast<int64_t>(remote_groups.size())),
-         .address = address,
-         .build = DFLASHD_VERSION,
-         .secret = remote.secret,
-         .silence_limit = absl::Seconds(settings.silence_timeout_seconds),
-         .max_delay = absl::Seconds(settings.max_restart_delay_seconds)},
-        &dispatcher, &exporter));
+  for (size_t i = 0; i < remote.addresses.size(); ++i) {
+    const std::string name = absl::StrCat(settings.groups + static_cast<int64_t>(i));
+    groups.Add(name, RemoteGroup::Start({.name = name,
+                                         .address = remote.addresses[i],
+                                         .build = DFLASHD_VERSION,
+                                         .secret = remote.secret,
+                                         .silence_limit = absl::Seconds(settings.silence_timeout_seconds),
+                                         .max_delay = absl::Seconds(settings.max_restart_delay_seconds)},
+                                        &dispatcher, &exporter));
   }
   absl::Notification stop_ticking;
   std::thread ticking([&] {
@@ -355,7 +380,10 @@ int Serve(const Settings& settings, const RemoteLeaders& remote) {
     while (!stop_ticking.WaitForNotificationWithTimeout(absl::Milliseconds(100))) {
       dispatcher.ExpireWaiting();
       service.Tick(absl::Now());
-      if (tokens != nullptr && ++ticks % 10 == 0) RefreshTokens(tokens.get());
+      if (++ticks % 10 == 0) {
+        if (tokens != nullptr) RefreshTokens(tokens.get());
+        RefreshCertificates(settings, exporter);
+      }
       last_tick = absl::GetCurrentTimeNanos();
     }
   });
@@ -370,7 +398,6 @@ int Serve(const Settings& settings, const RemoteLeaders& remote) {
   dispatcher.ShutDown();
   admin.reset();
   (*server)->Shutdown(absl::Seconds(2));
-  remote_groups.clear();
   groups.Shutdown(absl::Seconds(10));
   stop_ticking.Notify();
   ticking.join();

@@ -32,13 +32,25 @@ class RemoteGroup::Impl final : public LastingGroup {
 
   void OnReady(Group* connection, const GroupInfo& info) override {
     spdlog::info("group {}: connected to {}", options_.name, options_.address);
+    {
+      absl::MutexLock lock(&mutex_);
+      ++epoch_;
+    }
     LastingGroup::OnReady(connection, info);
   }
   void OnLost(Group*, const std::string& why) override {
     dispatcher_->OnLost(this, why);
     absl::MutexLock lock(&mutex_);
+    if (!lost_ && !ending_ && ready_since_.has_value()) ++losses_;
     lost_ = true;
     if (!ending_) spdlog::error("group {} is lost: {}", options_.name, why);
+  }
+
+  GroupLives Lives() const {
+    absl::MutexLock lock(&mutex_);
+    return {.epoch = epoch_,
+            .reforms = {{"connection", losses_}},
+            .heartbeat_age = client_ == nullptr ? absl::ZeroDuration() : client_->HeartbeatAge()};
   }
 
  private:
@@ -71,6 +83,8 @@ class RemoteGroup::Impl final : public LastingGroup {
 
   const Options options_;
   RestartDecider decider_;  // connector only
+  uint64_t epoch_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t losses_ ABSL_GUARDED_BY(mutex_) = 0;  // of connections that served
   bool lost_ ABSL_GUARDED_BY(mutex_) = false;
   bool ending_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread connector_;
@@ -78,6 +92,7 @@ class RemoteGroup::Impl final : public LastingGroup {
 
 RemoteGroup::RemoteGroup(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 RemoteGroup::~RemoteGroup() = default;
+GroupLives RemoteGroup::Lives() const { return impl_->Lives(); }
 
 std::unique_ptr<RemoteGroup> RemoteGroup::Start(const Options& options, Dispatcher* dispatcher,
                                                 Exporter* exporter) {

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "absl/time/time.h"
+#include "daemon/group_lives.h"
 #include "daemon/metrics/exporter.h"
 #include "daemon/routing/dispatcher.h"
 
@@ -27,6 +28,8 @@ class RemoteGroup {
   static std::unique_ptr<RemoteGroup> Start(const Options& options, Dispatcher* dispatcher,
                                             Exporter* exporter);
   ~RemoteGroup();
+
+  GroupLives Lives() const;
 
  private:
   class Impl;

@@ -200,7 +200,8 @@ absl::StatusOr<Group> LoadGroup(const GroupOptions& options, const Log& log) {
   DFLASH_ASSIGN_OR_RETURN(demand.pages, ChoosePages(options, demand, whole_contexts, *group.stream));
   // A request that could never fit is refused for its length, and an unset limit means what does fit.
   group.max_context_tokens = std::min(group.max_context_tokens, demand.pages * kPageTokens);
-  for (const std::string& line : PlanMemory(demand).Lines()) log(line);
+  group.memory = PlanMemory(demand);
+  for (const std::string& line : group.memory.Lines()) log(line);
   DFLASH_ASSIGN_OR_RETURN(const int64_t free_bytes, FreeDeviceBytes(*group.stream));
   DFLASH_RETURN_IF_ERROR(CheckFits(demand, free_bytes));
   DFLASH_ASSIGN_OR_RETURN(SequenceTable table, SequenceTable::Create({.slots = options.max_sequences,

@@ -14,6 +14,7 @@
 #include "worker/cache/sequence_table.h"
 #include "worker/draft/dflash_drafter.h"
 #include "worker/engine/engine.h"
+#include "worker/memory_plan.h"
 #include "worker/model/feature_contract.h"
 #include "worker/model/generation_config.h"
 #include "worker/model/target.h"
@@ -66,6 +67,7 @@ struct Group {
   int64_t max_verify_rows = 0;
   int64_t vocabulary = 0;  // real token ids: the tokenizer's, or all rows of the head
   int64_t bytes_read = 0;  // of weights, this rank's share
+  MemoryPlan memory;
 
   // The leader's engine over all this, warmed up. `observer` and `ranks` (the group's other ranks) are not
   // owned and may be null.

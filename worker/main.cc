@@ -188,6 +188,7 @@ EngineMetrics::Options MetricsOptions(const Group& group, bool speculate) {
   EngineMetrics::Options options;
   options.backend = BackendName();
   options.speculate_by_default = speculate;
+  for (const MemoryPool& pool : group.memory.pools) options.memory_bytes[pool.kind] += pool.bytes;
   if (group.drafter == nullptr) return options;
   options.max_drafts = group.drafter->max_drafts();
   options.config = {{"method", "dflash"},

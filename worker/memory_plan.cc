@@ -61,17 +61,19 @@ MemoryPlan PlanMemory(const MemoryDemand& demand) {
   const int64_t linear_cols = gdn.QkvCols() + target.linear_value_size() + 2 * target.linear_value_heads;
 
   MemoryPlan plan;
-  plan.pools.push_back({"target weights", demand.target_weight_bytes});
-  plan.pools.push_back({absl::StrCat("target keys and values: ", demand.pages * kPageTokens, " tokens"),
+  plan.pools.push_back({"weights", "target weights", demand.target_weight_bytes});
+  plan.pools.push_back({"kv", absl::StrCat("target keys and values: ", demand.pages * kPageTokens, " tokens"),
                         demand.pages * full_layers *
                             PageBytes(target.num_key_value_heads, target.head_dim, demand.activation)});
-  plan.pools.push_back({absl::StrCat("recurrent states: ", demand.sequences, " sequences"),
+  plan.pools.push_back({"state", absl::StrCat("recurrent states: ", demand.sequences, " sequences"),
                         demand.sequences * linear_layers * gdn.StateFloats() * kFloat});
-  plan.pools.push_back({"delta records", demand.sequences * linear_layers * 2 * demand.block_rows *
-                                             gdn.RecordFloats() * kFloat});
-  plan.pools.push_back({"convolution states",
+  plan.pools.push_back(
+      {"delta_records", "delta records",
+       demand.sequences * linear_layers * 2 * demand.block_rows * gdn.RecordFloats() * kFloat});
+  plan.pools.push_back({"conv_state", "convolution states",
                         demand.sequences * linear_layers * (target.conv_kernel - 1) * gdn.QkvCols() * act});
-  plan.pools.push_back({absl::StrCat("state checkpoints of the prefix cache: ", demand.checkpoints),
+  plan.pools.push_back({"checkpoint",
+                        absl::StrCat("state checkpoints of the prefix cache: ", demand.checkpoints),
                         demand.checkpoints * linear_layers *
                             (gdn.StateFloats() * kFloat + (target.conv_kernel - 1) * gdn.QkvCols() * act)});
   // Scratch, as Target::Load has it.
@@ -79,7 +81,7 @@ MemoryPlan PlanMemory(const MemoryDemand& demand) {
   const int64_t rows = std::max(demand.prefill_rows, verify_rows);
   const int64_t logits_rows = verify_rows + demand.sequences;
   plan.pools.push_back(
-      {"target scratch",
+      {"scratch", "target scratch",
        act * (verify_rows * (full_layers * full_cols + linear_layers * linear_cols) +
               demand.prefill_rows * std::max(full_cols, linear_cols) +
               rows * (3 * target.hidden_size + std::max(query_cols, target.linear_value_size()) +
@@ -91,12 +93,12 @@ MemoryPlan PlanMemory(const MemoryDemand& demand) {
 
   const DraftConfig& drafter = *demand.drafter;
   const int64_t draft_kv_cols = drafter.num_key_value_heads * drafter.head_dim;
-  plan.pools.push_back({"drafter weights", demand.drafter_weight_bytes});
-  plan.pools.push_back({"drafter keys and values",
+  plan.pools.push_back({"draft_weights", "drafter weights", demand.drafter_weight_bytes});
+  plan.pools.push_back({"draft_kv", "drafter keys and values",
                         demand.pages * drafter.num_layers() *
                             PageBytes(drafter.num_key_value_heads, drafter.head_dim, demand.activation)});
   plan.pools.push_back(
-      {"drafter scratch",
+      {"draft_scratch", "drafter scratch",
        act * (demand.prefill_rows * (2 * drafter.hidden_size + 2 * draft_kv_cols) +
               verify_rows * (4 * drafter.hidden_size + 2 * drafter.num_attention_heads * drafter.head_dim +
                              2 * draft_kv_cols + 3 * drafter.intermediate_size)) +

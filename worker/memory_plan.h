@@ -36,7 +36,8 @@ struct MemoryDemand {
 int64_t WeightBytes(const Checkpoint& checkpoint, const TensorSlices& slices, bool tied_embeddings);
 
 struct MemoryPool {
-  std::string name;
+  std::string kind;  // label of metrics::kMemoryBytes
+  std::string name;  // for people
   int64_t bytes = 0;
 };
 

@@ -7,6 +7,7 @@
 #include <openssl/pem.h>
 #include <openssl/x509.h>
 
+#include <ctime>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -97,6 +98,16 @@ void CloseReflection(grpc::ServerBuilder* builder) {
   std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> factories;
   factories.push_back(std::make_unique<ReflectionCloser>());
   builder->experimental().SetInterceptorCreators(std::move(factories));
+}
+
+absl::StatusOr<absl::Time> CertificateExpiry(const std::string& path) {
+  DFLASH_ASSIGN_OR_RETURN(const Certificate certificate, ReadCertificate(path));
+  std::tm end = {};
+  if (ASN1_TIME_to_tm(X509_get0_notAfter(certificate.get()), &end) != 1) {
+    ERR_clear_error();
+    return absl::InvalidArgumentError(absl::StrCat(path, ": the certificate has no end"));
+  }
+  return absl::FromTM(end, absl::UTCTimeZone());
 }
 
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MakeServerCredentials(const TlsFiles& files) {

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "daemon/auth/token_store.h"
 
 namespace dflash {
@@ -30,6 +31,9 @@ struct Access {
 // InvalidArgument or NotFound, naming the file: one is missing, is no PEM of its kind, or the key is another
 // certificate's.
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MakeServerCredentials(const TlsFiles& files);
+
+// The end of the first certificate in a PEM file. NotFound, InvalidArgument, naming it: there is none.
+absl::StatusOr<absl::Time> CertificateExpiry(const std::string& path);
 
 // Calls of grpc.reflection, which gRPC adds to every server of a program that links it, end with CANCELLED
 // and learn nothing.

@@ -261,7 +261,7 @@ TEST(Service, ExportsExactlyWhatTheTableLists) {
                                                                 : "histogram";
     EXPECT_EQ((*it)[2], type) << name;
   }
-  // Gauges that dflashd itself brings up to date at a scrape; its own integration test sees them.
+  // What the programs themselves know, dflashd at a scrape; tests/deploy sees them.
   const std::set<std::string_view> of_the_program = {metrics::kRequestsRunning.name,
                                                      metrics::kRequestsWaiting.name,
                                                      metrics::kWaitingPromptTokens.name,
@@ -271,9 +271,12 @@ TEST(Service, ExportsExactlyWhatTheTableLists) {
                                                      metrics::kDraining.name,
                                                      metrics::kWorkerUp.name,
                                                      metrics::kWorkerHeartbeatAge.name,
+                                                     metrics::kGroupState.name,
                                                      metrics::kGroupEpoch.name,
                                                      metrics::kGroupReforms.name,
-                                                     metrics::kBuildInfo.name};
+                                                     metrics::kBuildInfo.name,
+                                                     metrics::kMemoryBytes.name,
+                                                     metrics::kCertificateExpiry.name};
   for (const MetricInfo* info : metrics::kAll) {
     EXPECT_EQ(exported.count(std::string(info->name)) + of_the_program.count(info->name), 1u) << info->name;
   }

@@ -58,6 +58,9 @@ EngineMetrics::EngineMetrics(const Options& options) {
   registry_.Gauge(metrics::kSpecEnabled, method).Set(options.max_drafts > 0 && options.speculate_by_default);
   registry_.Gauge(metrics::kGroupInfo, {{"backend", options.backend}}).Set(1);
   if (!options.config.empty()) registry_.Gauge(metrics::kSpecConfig, options.config).Set(1);
+  for (const auto& [kind, bytes] : options.memory_bytes) {
+    registry_.Gauge(metrics::kMemoryBytes, {{"kind", kind}}).Set(static_cast<double>(bytes));
+  }
   SetGauges(EngineGauges());
 }
 

@@ -14,10 +14,11 @@ namespace dflash {
 class EngineMetrics final : public StepObserver {
  public:
   struct Options {
-    std::string backend;               // "cpu", "cuda"
-    int64_t max_drafts = 0;            // of a round; 0: no drafter
-    bool speculate_by_default = true;  // for requests that do not choose
-    MetricLabels config;               // labels of metrics::kSpecConfig; empty without a drafter
+    std::string backend;                          // "cpu", "cuda"
+    int64_t max_drafts = 0;                       // of a round; 0: no drafter
+    bool speculate_by_default = true;             // for requests that do not choose
+    MetricLabels config;                          // labels of metrics::kSpecConfig; empty without a drafter
+    std::map<std::string, int64_t> memory_bytes;  // by kind of pool
   };
   explicit EngineMetrics(const Options& options);
 
