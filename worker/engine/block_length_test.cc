@@ -48,9 +48,9 @@ TEST(RoundCostsTest, FollowsSlowlyAndStartsWithTheLeast) {
   costs.Observe(4, 1, 20);
   EXPECT_EQ(costs.Estimate(4, 1), 10);
   costs.Observe(4, 1, 1000);
-  EXPECT_DOUBLE_EQ(costs.Estimate(4, 1), 11);
+  EXPECT_DOUBLE_EQ(costs.Estimate(4, 1), 10.2);
   costs.Observe(4, 1, 0);
-  EXPECT_DOUBLE_EQ(costs.Estimate(4, 1), 10.45);
+  EXPECT_DOUBLE_EQ(costs.Estimate(4, 1), 0.875 * 10.2);
   EXPECT_EQ(costs.LastObserved(4, 1), 5);
   EXPECT_EQ(costs.LastObserved(4, 2), 0);
 }
@@ -257,6 +257,30 @@ TEST(ChooseBlockTest, DoesNotFlap) {
     statistics.costs.Observe(rows, 2, noise(random) * (rows == 1 ? 0.9 : rows == 4 ? 0.95 : 1));
   }
   EXPECT_LE(changes, 25);
+}
+
+// Half of all rounds take up to ten times as long as they should. The best length, better by 9 % than the
+// next one, is still used in most rounds, though the others are measured hardly ever.
+TEST(ChooseBlockTest, DisturbedRoundsDoNotDriveItAway) {
+  int best = 0;
+  for (uint32_t seed = 0; seed < 10; ++seed) {
+    BlockStatistics statistics = Measured(0.93, SecondsOfTwoCores);
+    std::mt19937 random(seed);
+    for (int round = 0; round < 4000; ++round) {
+      const BlockChoice choice = ChooseBlock(Drafts(1), kBlock, kBlock, statistics);
+      best += choice.rows == 16;
+      if (choice.reason == BlockReason::kBest) statistics.rows = choice.rows;
+      const double disturbed = random() % 2 == 0 ? 1 : 1 + static_cast<double>(random() % 900) / 100;
+      const double seconds = disturbed * SecondsOfTwoCores(choice.rows, 1);
+      statistics.costs.Observe(choice.rows, 1, seconds);
+      ++statistics.rounds_since_probe;
+      statistics.seconds_since_probe += seconds;
+      if (choice.reason != BlockReason::kProbe) continue;
+      statistics.rounds_since_probe = 0;
+      statistics.seconds_since_probe = 0;
+    }
+  }
+  EXPECT_GT(best, 32000);
 }
 
 }  // namespace

@@ -8,7 +8,7 @@ namespace {
 
 // Until so many observations a cell has the least of them: one that was disturbed must not count for long.
 constexpr int64_t kFirstObservations = 3;
-constexpr double kFollow = 0.1;
+constexpr double kFollowDown = 0.25, kFollowUp = 0.02;
 
 }  // namespace
 
@@ -20,7 +20,8 @@ void RoundCosts::Observe(int64_t block_rows, int64_t sequences, double seconds) 
   } else if (cell.count <= kFirstObservations) {
     cell.seconds = std::min(cell.seconds, seconds);
   } else {
-    cell.seconds += kFollow * (std::clamp(seconds, 0.5 * cell.seconds, 2 * cell.seconds) - cell.seconds);
+    const double change = std::clamp(seconds, 0.5 * cell.seconds, 2 * cell.seconds) - cell.seconds;
+    cell.seconds += (change < 0 ? kFollowDown : kFollowUp) * change;
   }
 }
 

@@ -11,9 +11,10 @@ namespace dflash {
 // makes it look bad would stand for ever.
 class RoundCosts {
  public:
-  // A round of `sequences` sequences that had `block_rows` rows each took so long. Cells follow slowly (a
-  // tenth of the way, and no further than twice or half of what they say), since a machine that does other
-  // things too makes single rounds take any time.
+  // A round of `sequences` sequences that had `block_rows` rows each took so long. Cells follow slowly,
+  // upwards more slowly than downwards, and no further than from twice or half of what they say: a machine
+  // that does other things too makes single rounds take any time, and what is compared is what undisturbed
+  // ones take.
   void Observe(int64_t block_rows, int64_t sequences, double seconds);
   // The same from a round that was not quite one (of empty sequences): the first real one replaces it.
   void Assume(int64_t block_rows, int64_t sequences, double seconds);
