@@ -271,7 +271,8 @@ int Serve(const Settings& settings, const RemoteLeaders& remote) {
                                    .max_prompt_tokens = settings.max_queued_tokens,
                                    .max_wait = absl::Seconds(settings.max_queue_seconds)},
                          .client = {.max_requests = settings.max_client_requests,
-                                    .requests_per_second = settings.max_client_rate}},
+                                    .requests_per_second = settings.max_client_rate},
+                         .replay_patience = absl::Seconds(settings.replay_seconds)},
                         &absl::Now);
   InferenceService service({.model = settings.model_name,
                             .drafter_name = std::filesystem::path(settings.draft_model).filename().string(),

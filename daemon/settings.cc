@@ -93,6 +93,9 @@ FlagParser MakeParser(Settings& settings) {
                  &settings.max_queued_tokens);
   parser.Number("max-queue-seconds", "SECONDS", "a request that would wait longer, or has, is refused", 0.001,
                 1e6, &settings.max_queue_seconds);
+  parser.Number("replay-seconds", "SECONDS",
+                "requests of a lost worker group wait so long to go on in a new one; 0: they fail at once", 0,
+                1e6, &settings.replay_seconds);
   parser.Integer("max-client-requests", "N",
                  "requests of one client at a time, waiting and running; 0: no bound", 0, 1 << 20,
                  &settings.max_client_requests);

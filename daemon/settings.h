@@ -49,6 +49,7 @@ struct Settings {
   int64_t max_queued_requests = 256;
   int64_t max_queued_tokens = 1 << 20;
   double max_queue_seconds = 120;
+  double replay_seconds = 120;
   int64_t max_client_requests = 0;
   double max_client_rate = 0;
   int64_t groups = 1;  // of this host; with `connect` none, unless said otherwise

@@ -1,6 +1,7 @@
 // Prompts as the checkpoint wants them: its tokenizer and its own chat template.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,9 @@ class CheckpointPrompts final : public PromptEncoder {
   absl::StatusOr<std::vector<int32_t>> EncodeText(const std::string& text) const override;
   // Added tokens that are spelt out in messages are letters; only the template's own count.
   absl::StatusOr<std::vector<int32_t>> EncodeChat(const ChatPrompt& chat) const override;
+  std::optional<int32_t> FindToken(const std::string& content) const override {
+    return tokenizer_.FindAddedToken(content);
+  }
   // The prompt's text. InvalidArgument: reason TEMPLATE_ERROR, as EncodeChat; tools or arguments of a call
   // that are no JSON object, naming the field.
   absl::StatusOr<std::string> RenderChat(const ChatPrompt& chat) const;

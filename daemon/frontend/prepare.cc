@@ -3,13 +3,16 @@
 #include <algorithm>
 #include <cmath>
 #include <optional>
+#include <set>
 #include <utility>
 #include <variant>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/sha256.h"
 #include "base/status.h"
 #include "daemon/request/request_error.h"
+#include "text/grammar/json_grammar.h"
 
 namespace dflash {
 namespace {
@@ -24,13 +27,16 @@ absl::Status CheckFloat(const std::optional<float>& value, const char* field, fl
                                              min, min_allowed ? "to" : "and at most", max, *value));
 }
 
+absl::Status CheckToken(uint32_t id, const std::string& field, int64_t vocabulary) {
+  if (id < static_cast<uint64_t>(vocabulary)) return absl::OkStatus();
+  return BadParameter(
+      field, absl::StrCat("token id ", id, " is out of range: the vocabulary has ", vocabulary, " tokens"));
+}
+
 absl::Status CheckTokens(const std::vector<uint32_t>& ids, const std::string& field, int64_t vocabulary) {
   for (size_t i = 0; i < ids.size(); ++i) {
-    if (ids[i] >= static_cast<uint64_t>(vocabulary)) {
-      return BadParameter(
-          absl::StrCat(field, "[", i, "]"),
-          absl::StrCat("token id ", ids[i], " is out of range: the vocabulary has ", vocabulary, " tokens"));
-    }
+    if (ids[i] < static_cast<uint64_t>(vocabulary)) continue;
+    return CheckToken(ids[i], absl::StrCat(field, "[", i, "]"), vocabulary);
   }
   return absl::OkStatus();
 }
@@ -52,7 +58,126 @@ absl::Status CheckPrompt(const ClientRequest& request, const GroupInfo& info) {
   return absl::OkStatus();
 }
 
+absl::Status CheckPenalties(const ClientRequest& request, const GroupInfo& info) {
+  DFLASH_RETURN_IF_ERROR(CheckFloat(request.repetition_penalty, "sampling.repetition_penalty", 0,
+                                    RequestLimits::kMaxRepetitionPenalty, /*min_allowed=*/false));
+  DFLASH_RETURN_IF_ERROR(CheckFloat(request.frequency_penalty, "sampling.frequency_penalty",
+                                    -RequestLimits::kMaxPenalty, RequestLimits::kMaxPenalty,
+                                    /*min_allowed=*/true));
+  DFLASH_RETURN_IF_ERROR(CheckFloat(request.presence_penalty, "sampling.presence_penalty",
+                                    -RequestLimits::kMaxPenalty, RequestLimits::kMaxPenalty,
+                                    /*min_allowed=*/true));
+  if (request.logit_bias.size() > RequestLimits::kMaxBiases) {
+    return BadParameter("sampling.logit_bias", absl::StrCat("at most ", RequestLimits::kMaxBiases,
+                                                            " are allowed, not ", request.logit_bias.size()));
+  }
+  std::set<uint32_t> seen;
+  for (size_t i = 0; i < request.logit_bias.size(); ++i) {
+    const ClientRequest::Bias& bias = request.logit_bias[i];
+    const std::string field = absl::StrCat("sampling.logit_bias[", i, "]");
+    DFLASH_RETURN_IF_ERROR(CheckToken(bias.token, absl::StrCat(field, ".token_id"), info.vocabulary_size));
+    DFLASH_RETURN_IF_ERROR(CheckFloat(bias.bias, absl::StrCat(field, ".bias").c_str(),
+                                      -RequestLimits::kMaxBias, RequestLimits::kMaxBias,
+                                      /*min_allowed=*/true));
+    if (!seen.insert(bias.token).second)
+      return BadParameter(absl::StrCat(field, ".token_id"),
+                          absl::StrCat("token ", bias.token, " comes twice"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckBadWords(const ClientRequest& request, const GroupInfo& info) {
+  if (request.bad_words.size() > RequestLimits::kMaxBadWords) {
+    return BadParameter("stopping.bad_words", absl::StrCat("at most ", RequestLimits::kMaxBadWords,
+                                                           " are allowed, not ", request.bad_words.size()));
+  }
+  for (size_t i = 0; i < request.bad_words.size(); ++i) {
+    const std::string field = absl::StrCat("stopping.bad_words[", i, "].ids");
+    const std::vector<uint32_t>& word = request.bad_words[i];
+    if (word.empty() || word.size() > RequestLimits::kMaxBadWordTokens) {
+      return BadParameter(field, absl::StrCat("must have 1 to ", RequestLimits::kMaxBadWordTokens,
+                                              " tokens, not ", word.size()));
+    }
+    DFLASH_RETURN_IF_ERROR(CheckTokens(word, field, info.vocabulary_size));
+  }
+  return absl::OkStatus();
+}
+
+// A language that can be followed, as the group will.
+absl::Status CheckLanguage(const OutputLanguage& language) {
+  if (language.json_schema.empty()) return absl::OkStatus();
+  const char* field = "constraint.json_schema";
+  absl::StatusOr<Grammar> grammar = ConformsTo(language.json_schema);
+  if (grammar.ok() && GrammarAutomaton(*std::move(grammar)).start() < 0)
+    return BadParameter(field, "it is too ambiguous");
+  if (grammar.ok()) return absl::OkStatus();
+  const std::string message(grammar.status().message());
+  if (!absl::IsUnimplemented(grammar.status())) return BadParameter(field, message);
+  return WithDetails(absl::UnimplementedError(absl::StrCat(field, ": ", message)),
+                     {.reason = "UNSUPPORTED", .field = field, .retry_after = {}, .metadata = {}});
+}
+
+absl::Status CheckChoices(const std::vector<std::string>& choices) {
+  if (choices.size() > RequestLimits::kMaxChoices) {
+    return BadParameter("constraint.choice.choices", absl::StrCat("at most ", RequestLimits::kMaxChoices,
+                                                                  " are allowed, not ", choices.size()));
+  }
+  size_t bytes = 0;
+  for (size_t i = 0; i < choices.size(); ++i) {
+    const std::string field = absl::StrCat("constraint.choice.choices[", i, "]");
+    if (choices[i].empty()) return BadParameter(field, "must not be empty");
+    bytes += choices[i].size();
+    if (bytes > RequestLimits::kMaxChoiceBytes) {
+      return BadParameter(
+          field, absl::StrCat("over ", RequestLimits::kMaxChoiceBytes, " bytes with those before it"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckLabels(const std::vector<RequestLabel>& labels) {
+  if (labels.size() > RequestLimits::kMaxLabels) {
+    return BadParameter(
+        "metadata", absl::StrCat("at most ", RequestLimits::kMaxLabels, " are allowed, not ", labels.size()));
+  }
+  for (size_t i = 0; i < labels.size(); ++i) {
+    const std::string field = absl::StrCat("metadata[", i, "]");
+    if (labels[i].key.empty() || labels[i].key.size() > RequestLimits::kMaxLabelKeyBytes) {
+      return BadParameter(absl::StrCat(field, ".key"),
+                          absl::StrCat("must have 1 to ", RequestLimits::kMaxLabelKeyBytes, " bytes, not ",
+                                       labels[i].key.size()));
+    }
+    if (labels[i].value.size() > RequestLimits::kMaxLabelValueBytes) {
+      return BadParameter(absl::StrCat(field, ".value"),
+                          absl::StrCat("must have at most ", RequestLimits::kMaxLabelValueBytes,
+                                       " bytes, not ", labels[i].value.size()));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckResume(const ClientRequest& request, const GroupInfo& info) {
+  if (!request.resume.has_value()) return absl::OkStatus();
+  if (request.resume->output.empty()) return BadParameter("resume.output_token_ids", "there is none");
+  DFLASH_RETURN_IF_ERROR(
+      CheckTokens(request.resume->output, "resume.output_token_ids", info.vocabulary_size));
+  if (request.n != 1) return BadParameter("sampling.n", "must be 1 where an output goes on");
+  if (!request.seed.has_value() && request.temperature.value_or(info.default_temperature) > 0)
+    return BadParameter("sampling.seed", "must be that of the output that goes on");
+  if (request.resume->fingerprint != FingerprintOf(info)) {
+    return WithDetails(
+        absl::AbortedError(
+            "resume.model_fingerprint: another model, or another backend, has begun this output"),
+        {.reason = "REVISION_MISMATCH",
+         .field = "resume.model_fingerprint",
+         .retry_after = {},
+         .metadata = {}});
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckStopping(const ClientRequest& request, const GroupInfo& info) {
+  DFLASH_RETURN_IF_ERROR(CheckBadWords(request, info));
   if (request.max_tokens == 0u) return BadParameter("stopping.max_tokens", "must be at least 1");
   if (request.stop_strings.size() > RequestLimits::kMaxStopStrings) {
     return BadParameter("stopping.strings", absl::StrCat("at most ", RequestLimits::kMaxStopStrings,
@@ -125,6 +250,24 @@ absl::Status Apply(const SpeculationPolicy& policy, ClientRequest* request, Grou
   return absl::OkStatus();
 }
 
+std::string FingerprintOf(const GroupInfo& info) {
+  return Sha256()
+      .Add(info.feature_contract)
+      .Add(info.backend)
+      .Add(absl::StrCat(info.ranks))
+      .Add(absl::StrCat(info.vocabulary_size))
+      .HexDigest()
+      .substr(0, 32);
+}
+
+uint64_t SeedOfChoice(uint64_t seed, uint32_t index) {
+  if (index == 0) return seed;
+  uint64_t bits = seed + index * 0x9e3779b97f4a7c15u;
+  bits = (bits ^ (bits >> 30)) * 0xbf58476d1ce4e5b9u;
+  bits = (bits ^ (bits >> 27)) * 0x94d049bb133111ebu;
+  return bits ^ (bits >> 31);
+}
+
 absl::Status CheckRequestId(const std::string& id) {
   const auto legal = [](char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' ||
@@ -168,7 +311,22 @@ absl::Status CheckRequest(const ClientRequest& request, const GroupInfo& info) {
     return BadParameter("sampling.top_k",
                         absl::StrCat("must be at most ", INT32_MAX, ", not ", *request.top_k));
   }
+  DFLASH_RETURN_IF_ERROR(CheckPenalties(request, info));
+  DFLASH_RETURN_IF_ERROR(CheckChoices(request.language.choices));
+  if (request.n < 1 || request.n > RequestLimits::kMaxN) {
+    return BadParameter("sampling.n",
+                        absl::StrCat("must be from 1 to ", RequestLimits::kMaxN, ", not ", request.n));
+  }
+  DFLASH_RETURN_IF_ERROR(CheckLabels(request.labels));
+  DFLASH_RETURN_IF_ERROR(CheckResume(request, info));
+  if (request.parse && !request.text.value_or(!std::holds_alternative<TokenPrompt>(request.prompt)))
+    return BadParameter("output.parse", "needs output.text");
   DFLASH_RETURN_IF_ERROR(CheckStopping(request, info));
+  if (request.top_logprobs.value_or(0) > RequestLimits::kMaxTopLogProbs) {
+    return BadParameter(
+        "output.top_logprobs",
+        absl::StrCat("must be at most ", RequestLimits::kMaxTopLogProbs, ", not ", *request.top_logprobs));
+  }
   if (request.priority < kMinPriority || request.priority > kMaxPriority) {
     return BadParameter("scheduling.priority", absl::StrCat("must be from ", kMinPriority, " to ",
                                                             kMaxPriority, ", not ", request.priority));
@@ -216,6 +374,48 @@ absl::StatusOr<GroupRequest> Prepare(const ClientRequest& request, const GroupIn
   prepared.top_p = request.top_p.value_or(info.default_top_p);
   prepared.min_p = request.min_p.value_or(info.default_min_p);
   prepared.seed = request.seed.value_or(random_seed);
+  prepared.repetition_penalty = request.repetition_penalty.value_or(1);
+  prepared.frequency_penalty = request.frequency_penalty.value_or(0);
+  prepared.presence_penalty = request.presence_penalty.value_or(0);
+  for (const ClientRequest::Bias& bias : request.logit_bias)
+    prepared.logit_bias.push_back({.token = static_cast<int32_t>(bias.token), .bias = bias.bias});
+  for (const std::vector<uint32_t>& word : request.bad_words)
+    prepared.bad_words.emplace_back(word.begin(), word.end());
+  if (request.top_logprobs.has_value()) prepared.log_probs = 1 + static_cast<int32_t>(*request.top_logprobs);
+  if (request.min_tokens > prepared.max_tokens) {
+    return BadParameter(
+        "stopping.min_tokens",
+        absl::StrCat("must be at most max_tokens, ", prepared.max_tokens, ", not ", request.min_tokens));
+  }
+  if (request.resume.has_value()) {
+    if (static_cast<int64_t>(request.resume->output.size()) > prepared.max_tokens) {
+      return BadParameter("resume.output_token_ids",
+                          absl::StrCat("more than max_tokens, ", prepared.max_tokens));
+    }
+    prepared.output_tokens.assign(request.resume->output.begin(), request.resume->output.end());
+  }
+  prepared.min_tokens = request.min_tokens;
+  prepared.include_stop_in_text = request.include_stop_in_text;
+  DFLASH_RETURN_IF_ERROR(CheckLanguage(request.language));
+  prepared.language = request.language;
+  const std::optional<int32_t> open = encoder.FindToken("<think>"), close = encoder.FindToken("</think>");
+  for (const int32_t token : prepared.prompt_tokens) {
+    if (token == open) prepared.thinks = true;
+    if (token == close) prepared.thinks = false;
+  }
+  prepared.language.thinking_open = open.value_or(-1);
+  prepared.language.thinking_close = close.value_or(-1);
+  if (request.max_thinking_tokens.has_value()) {
+    if (!open.has_value() || !close.has_value()) {
+      return WithDetails(absl::FailedPreconditionError(
+                             "stopping.max_thinking_tokens: the tokenizer has no marks of thinking"),
+                         {.reason = "METHOD_NOT_LOADED",
+                          .field = "stopping.max_thinking_tokens",
+                          .retry_after = {},
+                          .metadata = {}});
+    }
+    prepared.thinking = {.max_tokens = *request.max_thinking_tokens, .open = *open, .close = *close};
+  }
   if (!request.ignore_eos) prepared.stop_token_ids = info.eos_token_ids;
   for (uint32_t id : request.stop_token_ids) prepared.stop_token_ids.push_back(static_cast<int32_t>(id));
   prepared.stop_strings = request.stop_strings;

@@ -21,6 +21,18 @@ struct RequestLimits {
   static constexpr size_t kMaxChatMessages = 4096;
   static constexpr float kMaxTemperature = 100;
   static constexpr size_t kMaxCacheSaltBytes = 256;
+  static constexpr float kMaxRepetitionPenalty = 10;
+  static constexpr float kMaxPenalty = 2;  // frequency and presence, of either sign
+  static constexpr size_t kMaxBiases = 1024;
+  static constexpr float kMaxBias = 100;  // of either sign
+  static constexpr size_t kMaxBadWords = 64;
+  static constexpr size_t kMaxBadWordTokens = 32;
+  static constexpr uint32_t kMaxTopLogProbs = 20;
+  static constexpr uint32_t kMaxN = 16;
+  static constexpr size_t kMaxLabels = 16;
+  static constexpr size_t kMaxLabelKeyBytes = 64, kMaxLabelValueBytes = 256;
+  static constexpr size_t kMaxChoices = 1024;
+  static constexpr size_t kMaxChoiceBytes = 64 << 10;  // together
 };
 
 // Turns prompts into token ids.
@@ -31,7 +43,14 @@ class PromptEncoder {
   virtual absl::StatusOr<std::vector<int32_t>> EncodeText(const std::string& text) const = 0;
   // InvalidArgument, reason TEMPLATE_ERROR: the template refuses the messages.
   virtual absl::StatusOr<std::vector<int32_t>> EncodeChat(const ChatPrompt& chat) const = 0;
+  // The added token with this content ("<think>"), if there is one.
+  virtual std::optional<int32_t> FindToken(const std::string& content) const = 0;
 };
+
+// What an output depends on besides the request; servers with the same one give the same text.
+std::string FingerprintOf(const GroupInfo& info);
+// The seed of choice `index` of a request.
+uint64_t SeedOfChoice(uint64_t seed, uint32_t index);
 
 // What an operator has chosen for requests that come.
 struct SpeculationPolicy {
@@ -51,12 +70,13 @@ absl::Status CheckChat(const ChatPrompt& chat, const std::string& field);
 
 // Everything that can be checked without tokenizing, so that a bad request costs nothing and keeps no place
 // in the queue. Errors: InvalidArgument naming the field; FailedPrecondition: strict speculation with a
-// method that is not loaded.
+// method that is not loaded; Aborted: an output goes on that another model or backend has begun.
 absl::Status CheckRequest(const ClientRequest& request, const GroupInfo& info);
 
 // Tokenizes the prompt and fills in defaults. Call it after CheckRequest. `random_seed` is used when the
 // request has no seed. InvalidArgument: an empty prompt; a token id out of range; reason CONTEXT_TOO_LONG:
-// prompt and max_tokens together are over the context limit.
+// prompt and max_tokens together are over the context limit. FailedPrecondition: a limit of thinking where
+// the tokenizer has no marks of it. Unimplemented: a schema with a keyword that is not built.
 absl::StatusOr<GroupRequest> Prepare(const ClientRequest& request, const GroupInfo& info,
                                      const PromptEncoder& encoder, uint64_t random_seed);
 

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <set>
 
 #include "daemon/request/request_error.h"
 #include "gmock/gmock.h"
@@ -25,6 +26,12 @@ class ByteEncoder : public PromptEncoder {
     for (const ChatMessage& message : chat.messages) text += message.content;
     return EncodeText(text);
   }
+  std::optional<int32_t> FindToken(const std::string& content) const override {
+    if (content == "<think>") return 700;
+    if (content == "</think>" && has_close) return 701;
+    return std::nullopt;
+  }
+  bool has_close = true;
 };
 
 GroupInfo Info() {
@@ -262,6 +269,169 @@ TEST(SpeculationPolicy, AppliesToThoseThatDoNotChooseOrToAll) {
   chooses.strict_speculation = true;
   EXPECT_EQ(Apply({.speculate = false, .max_draft_tokens = 0, .off_for_all = true}, &chooses, &group).code(),
             absl::StatusCode::kFailedPrecondition);
+}
+
+TEST(Prepare, TakesOverWhatChangesTheChoice) {
+  ClientRequest request = TextRequest();
+  auto prepared = CheckAndPrepare(request);
+  ASSERT_TRUE(prepared.ok()) << prepared.status();
+  EXPECT_EQ(prepared->repetition_penalty, 1);
+  EXPECT_EQ(prepared->frequency_penalty, 0);
+  EXPECT_EQ(prepared->log_probs, 0);
+  EXPECT_EQ(prepared->thinking.max_tokens, -1);
+  request.repetition_penalty = 1.5f;
+  request.frequency_penalty = -2;
+  request.presence_penalty = 2;
+  request.logit_bias = {{5, -100}, {999, 100}};
+  request.bad_words = {{1, 2, 3}, {4}};
+  request.min_tokens = 95;
+  request.include_stop_in_text = true;
+  request.top_logprobs = 0;
+  request.max_thinking_tokens = 0;
+  prepared = CheckAndPrepare(request);
+  ASSERT_TRUE(prepared.ok()) << prepared.status();
+  EXPECT_EQ(prepared->repetition_penalty, 1.5f);
+  EXPECT_EQ(prepared->frequency_penalty, -2);
+  EXPECT_EQ(prepared->presence_penalty, 2);
+  ASSERT_EQ(prepared->logit_bias.size(), 2u);
+  EXPECT_EQ(prepared->logit_bias[1].token, 999);
+  EXPECT_EQ(prepared->logit_bias[1].bias, 100);
+  EXPECT_THAT(prepared->bad_words, ElementsAre(ElementsAre(1, 2, 3), ElementsAre(4)));
+  EXPECT_EQ(prepared->min_tokens, 95);
+  EXPECT_TRUE(prepared->include_stop_in_text);
+  EXPECT_EQ(prepared->log_probs, 1);
+  EXPECT_EQ(prepared->thinking.max_tokens, 0);
+  EXPECT_EQ(prepared->thinking.open, 700);
+  EXPECT_EQ(prepared->thinking.close, 701);
+}
+
+TEST(Prepare, NamesTheParameterThatIsOutOfRange) {
+  const struct {
+    const char* field;
+    std::function<void(ClientRequest&)> change;
+  } cases[] = {
+      {"sampling.repetition_penalty", [](auto& r) { r.repetition_penalty = 0; }},
+      {"sampling.repetition_penalty", [](auto& r) { r.repetition_penalty = 10.5f; }},
+      {"sampling.frequency_penalty", [](auto& r) { r.frequency_penalty = -2.5f; }},
+      {"sampling.presence_penalty", [](auto& r) { r.presence_penalty = NAN; }},
+      {"sampling.logit_bias", [](auto& r) { r.logit_bias.resize(1025); }},
+      {"sampling.logit_bias[1].token_id",
+       [](auto& r) {
+         r.logit_bias = {{1, 0}, {1000, 0}};
+       }},
+      {"sampling.logit_bias[1].token_id",
+       [](auto& r) {
+         r.logit_bias = {{1, 0}, {1, 1}};
+       }},
+      {"sampling.logit_bias[0].bias",
+       [](auto& r) {
+         r.logit_bias = {{1, 101}};
+       }},
+      {"stopping.bad_words", [](auto& r) { r.bad_words.assign(65, {1}); }},
+      {"stopping.bad_words[1].ids",
+       [](auto& r) {
+         r.bad_words = {{1}, {}};
+       }},
+      {"stopping.bad_words[0].ids", [](auto& r) { r.bad_words = {std::vector<uint32_t>(33, 1)}; }},
+      {"stopping.bad_words[0].ids[1]",
+       [](auto& r) {
+         r.bad_words = {{1, 1000}};
+       }},
+      {"stopping.min_tokens", [](auto& r) { r.min_tokens = 96; }},
+      {"output.top_logprobs", [](auto& r) { r.top_logprobs = 21; }},
+      {"sampling.n", [](auto& r) { r.n = 0; }},
+      {"sampling.n", [](auto& r) { r.n = 17; }},
+      {"metadata", [](auto& r) { r.labels.resize(17); }},
+      {"metadata[0].key",
+       [](auto& r) {
+         r.labels = {{"", "x"}};
+       }},
+      {"metadata[1].key",
+       [](auto& r) {
+         r.labels = {{"a", "x"}, {std::string(65, 'k'), ""}};
+       }},
+      {"metadata[0].value",
+       [](auto& r) {
+         r.labels = {{"a", std::string(257, 'v')}};
+       }},
+      {"output.parse",
+       [](auto& r) {
+         r.parse = true;
+         r.text = false;
+       }},
+      {"resume.output_token_ids", [](auto& r) { r.resume.emplace(); }},
+      {"resume.output_token_ids[1]",
+       [](auto& r) {
+         r.resume = {{1, 1000}, ""};
+       }},
+      {"sampling.seed",
+       [](auto& r) {
+         r.resume = {{1}, FingerprintOf(Info())};
+       }},
+      {"sampling.n",
+       [](auto& r) {
+         r.resume = {{1}, FingerprintOf(Info())};
+         r.n = 2;
+       }},
+      {"resume.output_token_ids",
+       [](auto& r) {
+         r.resume = {{1, 2, 3}, FingerprintOf(Info())};
+         r.seed = 1;
+         r.max_tokens = 2;
+       }},
+  };
+  for (const auto& c : cases) {
+    ClientRequest request = TextRequest();
+    c.change(request);
+    const absl::Status status = CheckAndPrepare(request).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << c.field;
+    EXPECT_EQ(DetailsOf(status).field, c.field);
+  }
+}
+
+TEST(Prepare, ALimitOfThinkingNeedsItsMarks) {
+  ClientRequest request = TextRequest();
+  request.max_thinking_tokens = 3;
+  ByteEncoder encoder;
+  encoder.has_close = false;
+  const absl::Status status = Prepare(request, Info(), encoder, 1).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(DetailsOf(status).field, "stopping.max_thinking_tokens");
+}
+
+TEST(Prepare, AnOutputGoesOnOnlyWhereItsModelIs) {
+  ClientRequest request = TextRequest();
+  request.seed = 3;
+  request.resume = {.output = {7, 8}, .fingerprint = FingerprintOf(Info())};
+  const auto prepared = CheckAndPrepare(request);
+  ASSERT_TRUE(prepared.ok()) << prepared.status();
+  EXPECT_THAT(prepared->output_tokens, ElementsAre(7, 8));
+  for (const auto& change : std::vector<std::function<void(GroupInfo&)>>{
+           [](GroupInfo& info) { info.feature_contract = "other"; },
+           [](GroupInfo& info) { info.backend = "other"; }, [](GroupInfo& info) { info.ranks = 2; }}) {
+    GroupInfo other = Info();
+    change(other);
+    const absl::Status status = CheckAndPrepare(request, other).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kAborted);
+    EXPECT_EQ(DetailsOf(status).reason, "REVISION_MISMATCH");
+  }
+}
+
+TEST(Prepare, ChoicesHaveSeedsOfTheirOwn) {
+  EXPECT_EQ(SeedOfChoice(42, 0), 42u);
+  std::set<uint64_t> seeds;
+  for (uint64_t seed : {0u, 1u, 42u}) {
+    for (uint32_t index = 0; index < 16; ++index) seeds.insert(SeedOfChoice(seed, index));
+  }
+  EXPECT_EQ(seeds.size(), 48u);
+}
+
+TEST(Prepare, KnowsWhetherThePromptHasOpenedThinking) {
+  ClientRequest request;
+  request.prompt = TokenPrompt{{1, 700, 2}};
+  EXPECT_TRUE(CheckAndPrepare(request)->thinks);
+  request.prompt = TokenPrompt{{1, 700, 701, 2}};
+  EXPECT_FALSE(CheckAndPrepare(request)->thinks);
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include "daemon/frontend/stream_buffer.h"
 
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -10,8 +11,10 @@ namespace dflash {
 absl::Status StreamBuffer::AddTokens(StepOutput output) {
   size_t bytes = 0;
   if (options_.tokens) bytes += output.tokens.size() * sizeof(int32_t);
-  if (options_.text) bytes += output.text.size();
+  if (options_.text) bytes += output.text.size();  // may be held back yet
   if (options_.steps) bytes += output.rounds.size() * sizeof(ChunkStep);
+  for (const PlaceLogProbs& place : output.log_probs)
+    bytes += sizeof(place) + place.top.size() * sizeof(PlaceLogProbs::Top);
   if (unsent_bytes_ + bytes > options_.max_unsent_bytes) {
     return WithDetails(
         absl::ResourceExhaustedError(absl::StrCat("the client reads too slowly: over ",
@@ -19,9 +22,14 @@ absl::Status StreamBuffer::AddTokens(StepOutput output) {
         {.reason = "SLOW_CONSUMER", .field = "", .retry_after = {}, .metadata = {}});
   }
   if (unsent_bytes_ == 0) chunk_.first_token_offset = output_tokens_;
+  if (options_.text) {
+    bytes -= output.text.size();
+    bytes += AddText(std::move(output.text));
+  }
   unsent_bytes_ += bytes;
   if (options_.tokens) chunk_.tokens.insert(chunk_.tokens.end(), output.tokens.begin(), output.tokens.end());
-  if (options_.text) chunk_.text += output.text;
+  chunk_.log_probs.insert(chunk_.log_probs.end(), std::make_move_iterator(output.log_probs.begin()),
+                          std::make_move_iterator(output.log_probs.end()));
   if (options_.steps) {
     for (const Round& round : output.rounds) {
       chunk_.steps.push_back(
@@ -32,8 +40,34 @@ absl::Status StreamBuffer::AddTokens(StepOutput output) {
   return absl::OkStatus();
 }
 
+// Bytes that can be sent now.
+size_t StreamBuffer::AddText(std::string text) {
+  if (parser_ != nullptr) return AddParts(parser_->Feed(text));
+  chunk_.text += text;
+  return text.size();
+}
+
+size_t StreamBuffer::AddParts(ChatOutputParser::Part part) {
+  size_t bytes = part.content.size() + part.reasoning.size();
+  chunk_.text += part.content;
+  chunk_.reasoning += part.reasoning;
+  for (ChatOutputParser::Call& call : part.calls) {
+    bytes += call.name.size() + call.arguments_json.size();
+    chunk_.calls.push_back({.name = std::move(call.name), .arguments_json = std::move(call.arguments_json)});
+  }
+  return bytes;
+}
+
+void StreamBuffer::AddFinished(const FinishedOutput& finished) {
+  if (parser_ != nullptr) {
+    const size_t bytes = AddParts(parser_->Finish());
+    if (unsent_bytes_ == 0) chunk_.first_token_offset = output_tokens_;
+    unsent_bytes_ += bytes;
+  }
+  finished_ = finished;
+}
+
 std::optional<StreamEvent> StreamBuffer::Next() {
-  if (started_.has_value()) return *std::exchange(started_, std::nullopt);
   if (unsent_bytes_ > 0) {
     unsent_bytes_ = 0;
     return std::exchange(chunk_, OutputChunk());

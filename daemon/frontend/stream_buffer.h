@@ -3,13 +3,17 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "daemon/request/client_request.h"
 #include "daemon/request/group_request.h"
+#include "text/chat_output.h"
 
 namespace dflash {
 
@@ -26,9 +30,13 @@ struct OutputChunk {
   std::vector<int32_t> tokens;
   std::string text;
   std::vector<ChunkStep> steps;
+  // Of output that is taken apart.
+  std::string reasoning = {};
+  std::vector<ToolCall> calls = {};
+  std::vector<PlaceLogProbs> log_probs = {};
 };
 
-using StreamEvent = std::variant<StartedOutput, OutputChunk, FinishedOutput>;
+using StreamEvent = std::variant<OutputChunk, FinishedOutput>;
 
 class StreamBuffer {
  public:
@@ -37,14 +45,17 @@ class StreamBuffer {
     bool tokens = true;
     bool steps = true;
     size_t max_unsent_bytes = 256 << 10;
+    int64_t first_token = 0;  // place in the output of what comes first
   };
-  explicit StreamBuffer(const Options& options) : options_(options) {}
+  explicit StreamBuffer(const Options& options) : options_(options), output_tokens_(options.first_token) {}
+
+  // Takes the text apart from now on.
+  void SetParser(std::unique_ptr<ChatOutputParser> parser) { parser_ = std::move(parser); }
 
   // In the order of OutputListener.
-  void AddStarted(const StartedOutput& started) { started_ = started; }
   // ResourceExhausted (reason SLOW_CONSUMER): more than max_unsent_bytes would wait; the output is not taken.
   absl::Status AddTokens(StepOutput output);
-  void AddFinished(const FinishedOutput& finished) { finished_ = finished; }
+  void AddFinished(const FinishedOutput& finished);
 
   // The next event to send: everything that is here of its kind; nullopt when there is nothing to send.
   std::optional<StreamEvent> Next();
@@ -52,11 +63,14 @@ class StreamBuffer {
   size_t unsent_bytes() const { return unsent_bytes_; }
 
  private:
+  size_t AddText(std::string text);
+  size_t AddParts(ChatOutputParser::Part part);
+
   const Options options_;
-  std::optional<StartedOutput> started_;
+  std::unique_ptr<ChatOutputParser> parser_;  // null: text is content
   OutputChunk chunk_;
   size_t unsent_bytes_ = 0;
-  int64_t output_tokens_ = 0;
+  int64_t output_tokens_;
   std::optional<FinishedOutput> finished_;
 };
 

@@ -11,7 +11,7 @@ using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
 StepOutput Step(std::vector<int32_t> tokens, std::string text, std::vector<Round> rounds = {}) {
-  return {std::move(tokens), std::move(text), std::move(rounds)};
+  return {std::move(tokens), std::move(text), std::move(rounds), {}};
 }
 
 OutputChunk NextChunk(StreamBuffer& buffer) {
@@ -23,8 +23,6 @@ OutputChunk NextChunk(StreamBuffer& buffer) {
 TEST(StreamBuffer, AFastReaderGetsEveryStep) {
   StreamBuffer buffer({});
   EXPECT_FALSE(buffer.Next().has_value());
-  buffer.AddStarted({.prompt_tokens = 4, .cached_tokens = 1});
-  EXPECT_EQ(std::get<StartedOutput>(buffer.Next().value()).prompt_tokens, 4);
   ASSERT_TRUE(buffer.AddTokens(Step({10}, "a")).ok());
   OutputChunk first = NextChunk(buffer);
   EXPECT_EQ(first.first_token_offset, 0);
@@ -45,12 +43,10 @@ TEST(StreamBuffer, AFastReaderGetsEveryStep) {
 
 TEST(StreamBuffer, ASlowReaderGetsThemMergedWithEveryRound) {
   StreamBuffer buffer({});
-  buffer.AddStarted({});
   ASSERT_TRUE(buffer.AddTokens(Step({10}, "a")).ok());
   ASSERT_TRUE(buffer.AddTokens(Step({11, 12, 13}, "bcd", {{15, 2}})).ok());
   ASSERT_TRUE(buffer.AddTokens(Step({14}, "", {{15, 0}})).ok());
   buffer.AddFinished({});
-  EXPECT_TRUE(std::holds_alternative<StartedOutput>(buffer.Next().value()));
   const OutputChunk chunk = NextChunk(buffer);
   EXPECT_EQ(chunk.first_token_offset, 0);
   EXPECT_THAT(chunk.tokens, ElementsAre(10, 11, 12, 13, 14));
@@ -84,6 +80,32 @@ TEST(StreamBuffer, BoundsWhatWaits) {
   EXPECT_EQ(DetailsOf(full).reason, "SLOW_CONSUMER");
   EXPECT_THAT(NextChunk(buffer).tokens, ElementsAre(1, 2));
   EXPECT_TRUE(buffer.AddTokens(Step({3}, "yyyyy")).ok());
+}
+
+TEST(StreamBuffer, TakesTextApart) {
+  StreamBuffer buffer({});
+  buffer.SetParser(std::make_unique<ChatOutputParser>(
+      ChatOutputParser::Options{.begins_in_reasoning = true, .tools = {}}));
+  ASSERT_TRUE(buffer.AddTokens(Step({1}, "hm\n</thi")).ok());
+  EXPECT_EQ(NextChunk(buffer).reasoning, "hm");
+  ASSERT_TRUE(buffer.AddTokens(Step({2}, "nk>\n\nSo: <tool_call>{\"name\": \"f\"}")).ok());
+  EXPECT_EQ(NextChunk(buffer).text, "So: ");
+  ASSERT_TRUE(buffer.AddTokens(Step({3}, "</tool_call>\nx <too")).ok());
+  const OutputChunk call = NextChunk(buffer);
+  ASSERT_EQ(call.calls.size(), 1u);
+  EXPECT_EQ(call.calls[0].name, "f");
+  EXPECT_EQ(call.calls[0].arguments_json, "{}");
+  buffer.AddFinished({});
+  EXPECT_EQ(NextChunk(buffer).text, "<too");
+  EXPECT_TRUE(std::holds_alternative<FinishedOutput>(buffer.Next().value()));
+}
+
+TEST(StreamBuffer, OffsetsBeginWhereTheOutputGoesOn) {
+  StreamBuffer buffer({.first_token = 7});
+  ASSERT_TRUE(buffer.AddTokens(Step({1, 2}, "", {{3, 1}})).ok());
+  const OutputChunk chunk = NextChunk(buffer);
+  EXPECT_EQ(chunk.first_token_offset, 7);
+  EXPECT_EQ(chunk.steps[0].first_token_offset, 7);
 }
 
 }  // namespace

@@ -9,8 +9,9 @@ RequestMetrics::RequestMetrics(MetricRegistry* registry) {
   for (const char* outcome : {"stop", "length", "cancelled", "deadline", "rejected", "error"}) {
     outcomes_[outcome] = &registry->Counter(metrics::kRequests, {{"api", "grpc"}, {"outcome", outcome}});
   }
-  for (const char* reason : {"queue_full", "queue_timeout", "client_limit", "rate_limited", "unauthenticated", "draining",
-                             "not_ready", "invalid", "too_long", "unsupported", "slow_consumer"}) {
+  for (const char* reason :
+       {"queue_full", "queue_timeout", "client_limit", "rate_limited", "unauthenticated", "draining",
+        "not_ready", "invalid", "too_long", "unsupported", "slow_consumer"}) {
     rejections_[reason] = &registry->Counter(metrics::kRequestsRejected, {{"reason", reason}});
   }
   for (const char* cache : {"hit", "partial", "miss"}) {
@@ -42,7 +43,7 @@ std::string RejectionLabel(const std::string& reason) {
   if (reason == "UNSUPPORTED" || reason == "METHOD_NOT_LOADED") return "unsupported";
   if (reason == "SLOW_CONSUMER") return "slow_consumer";
   if (reason == "BAD_PARAMETER" || reason == "TEMPLATE_ERROR" || reason == "MODEL_NOT_FOUND" ||
-      reason == "DUPLICATE_REQUEST") {
+      reason == "DUPLICATE_REQUEST" || reason == "REVISION_MISMATCH") {
     return "invalid";
   }
   return "";

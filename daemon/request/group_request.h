@@ -12,6 +12,28 @@ namespace dflash {
 
 inline constexpr int32_t kMinPriority = -10, kMaxPriority = 10;
 
+// Added to the logit of one token.
+struct TokenBias {
+  int32_t token = 0;
+  float bias = 0;
+};
+
+// Most tokens between the marks of thinking.
+struct ThinkingLimit {
+  int64_t max_tokens = -1;  // -1: no limit
+  int32_t open = -1, close = -1;
+};
+
+// The language that an output belongs to; at most one of the first three.
+struct OutputLanguage {
+  bool json_object = false;
+  std::string json_schema;
+  std::vector<std::string> choices;
+  int32_t thinking_open = -1, thinking_close = -1;  // it does not hold inside these; -1: there are none
+
+  bool any() const { return json_object || !json_schema.empty() || !choices.empty(); }
+};
+
 struct GroupRequest {
   std::string client;    // whose it is, for fairness and limits
   int32_t priority = 0;  // the higher, the sooner; kMinPriority to kMaxPriority
@@ -21,10 +43,22 @@ struct GroupRequest {
   float top_p = 1;
   float min_p = 0;
   uint64_t seed = 0;
+  float repetition_penalty = 1;
+  float frequency_penalty = 0;
+  float presence_penalty = 0;
+  std::vector<TokenBias> logit_bias;
+  std::vector<std::vector<int32_t>> bad_words;
+  ThinkingLimit thinking;
+  OutputLanguage language;
   int64_t max_tokens = 0;
+  int64_t min_tokens = 0;
   std::vector<int32_t>
       stop_token_ids;  // the model's own end tokens among them, unless the client ignores those
   std::vector<std::string> stop_strings;
+  bool include_stop_in_text = false;
+  bool thinks = false;                 // the prompt has opened thinking
+  int32_t log_probs = 0;               // 0: none; else one and the number of best tokens
+  std::vector<int32_t> output_tokens;  // of an earlier life of the request; the output goes on behind them
   bool speculate = true;
   int32_t max_draft_tokens = 0;  // 0: as many as the drafter gives
   bool return_text = true;
@@ -64,14 +98,25 @@ struct Round {
   int32_t accepted = 0;
 };
 
+// Natural logarithms of probabilities at one place of an output.
+struct PlaceLogProbs {
+  struct Top {
+    int32_t token = 0;
+    float log_prob = 0;
+  };
+  float log_prob = 0;    // of the token there
+  std::vector<Top> top;  // the best tokens, best first
+};
+
 // Output of one step.
 struct StepOutput {
   std::vector<int32_t> tokens;
   std::string text;
-  std::vector<Round> rounds;  // at most one entry; none for the first token
+  std::vector<Round> rounds;                  // at most one entry; none for the first token
+  std::vector<PlaceLogProbs> log_probs = {};  // one per token, if the request wants them
 };
 
-enum class StopCause : uint8_t { kStopToken, kStopString, kLength };
+enum class StopCause : uint8_t { kStopToken, kStopString, kLength, kConstraint };
 
 struct FinishedOutput {
   StopCause cause = StopCause::kLength;
@@ -84,6 +129,7 @@ struct FinishedOutput {
   int64_t accepted_tokens = 0;
   std::vector<int64_t> drafted_per_position;
   std::vector<int64_t> accepted_per_position;
+  int64_t replays = 0;  // how often its group was lost and it went on in another life of one
   absl::Duration prefill_time;
   absl::Duration decode_time;
   absl::Duration draft_time;

@@ -1,5 +1,6 @@
 #include "daemon/routing/dispatcher.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -22,10 +23,28 @@ absl::Status Lost(const std::string& why) {
   return Unavailable("WORKER_LOST", absl::StrCat("the worker group is gone: ", why), absl::Seconds(1));
 }
 
+// One more round of a request, as the group's leader counts them.
+void Count(const Round& round, FinishedOutput* counted) {
+  if (round.drafted == 0) return;
+  ++counted->rounds;
+  counted->drafted_tokens += round.drafted;
+  counted->accepted_tokens += round.accepted;
+  const size_t depths = std::max(counted->drafted_per_position.size(), static_cast<size_t>(round.drafted));
+  counted->drafted_per_position.resize(depths);
+  counted->accepted_per_position.resize(depths);
+  for (int32_t depth = 0; depth < round.drafted; ++depth)
+    ++counted->drafted_per_position[static_cast<size_t>(depth)];
+  for (int32_t depth = 0; depth < round.accepted; ++depth)
+    ++counted->accepted_per_position[static_cast<size_t>(depth)];
+}
+
 }  // namespace
 
 Dispatcher::Dispatcher(const AdmissionLimits& limits, absl::Time (*clock)())
-    : clock_(clock), queue_(limits.queue), clients_(limits.client) {}
+    : clock_(clock),
+      queue_(limits.queue),
+      clients_(limits.client),
+      replay_patience_(limits.replay_patience) {}
 
 void Dispatcher::AddGroup(Group* group) {
   absl::MutexLock lock(&mutex_);
@@ -136,38 +155,64 @@ std::vector<GroupSnapshot> Dispatcher::Snapshot(const Live& live) const {
   std::vector<GroupSnapshot> snapshot;
   for (size_t i = 0; i < members_.size(); ++i) {
     const Member& member = *members_[i];
-    snapshot.push_back({.ready = member.state == GroupState::kReady,
+    // Nothing new beside a suspect; one that killed before runs alone.
+    const bool fits = member.suspect.empty() && (live.blame == 0 || member.running == 0);
+    snapshot.push_back({.ready = member.state == GroupState::kReady && fits,
                         .credits = member.granted - member.submitted,
                         .running = member.running,
                         .outstanding_tokens = member.outstanding_tokens,
                         .prefix_tokens = affinity_.Match(i, live.prefix),
                         .silence = member.group->HeartbeatAge(),
-                        .on_probation = member.on_probation});
+                        .on_probation = member.on_probation && !live.is_suspect});
   }
   return snapshot;
 }
 
+bool Dispatcher::HandOver(const std::string& key) {
+  Live& live = live_.at(key);
+  const std::optional<size_t> chosen = ChooseGroup(Snapshot(live));
+  if (!chosen.has_value()) return false;
+  Member& member = *members_[*chosen];
+  affinity_.Record(*chosen, live.prefix);
+  live.member = &member;
+  live.lost_at = absl::InfiniteFuture();
+  if (live.is_suspect) member.suspect = key;
+  ++member.submitted;
+  ++member.running;
+  member.outstanding_tokens += live.work;
+  member.group->Submit(key, live.request);
+  return true;
+}
+
 void Dispatcher::Dispatch() {
+  std::erase_if(replays_, [this](const std::string& key)
+                              ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return HandOver(key); });
   while (const WaitingQueue::Entry* next = queue_.Front()) {
     const std::string key = next->id;
-    Live& live = live_.at(key);
-    const std::optional<size_t> chosen = ChooseGroup(Snapshot(live));
-    if (!chosen.has_value()) return;
-    Member& member = *members_[*chosen];
+    if (!HandOver(key)) return;
     queue_.Pop(clock_());
-    affinity_.Record(*chosen, live.prefix);
-    live.member = &member;
-    ++member.submitted;
-    ++member.running;
-    member.outstanding_tokens += live.work;
-    member.group->Submit(key, live.request);
-    live.request = GroupRequest();
   }
+}
+
+// It has got on: whatever killed its group was not that.
+void Dispatcher::Clear(Live& live) {
+  if (!live.is_suspect) return;
+  live.is_suspect = false;
+  live.blame = 0;
+  if (live.member != nullptr) live.member->suspect.clear();
+}
+
+Dispatcher::Live* Dispatcher::FindLive(Group* group, const std::string& key) {
+  const auto it = live_.find(key);
+  // What a group says of a request that has been taken from it comes too late.
+  if (it == live_.end() || it->second.member == nullptr || it->second.member->group != group) return nullptr;
+  return &it->second;
 }
 
 Dispatcher::Listener Dispatcher::End(const std::string& key) {
   const auto it = live_.find(key);
   if (it == live_.end()) return nullptr;
+  Clear(it->second);
   Live live = std::move(it->second);
   live_.erase(it);
   clients_.Leave(live.client);
@@ -196,6 +241,7 @@ bool Dispatcher::Cancel(const std::string& key, const absl::Status& reason) {
     if (it == live_.end() || it->second.listener == nullptr) return false;
     if (it->second.member == nullptr) {
       queue_.Remove(key);
+      std::erase(replays_, key);
       listener = End(key);
     } else {
       listener = LetGo(key, it->second, reason);
@@ -207,6 +253,7 @@ bool Dispatcher::Cancel(const std::string& key, const absl::Status& reason) {
 
 void Dispatcher::ExpireWaiting() {
   std::vector<Listener> expired, timed_out;
+  std::vector<Failure> given_up;
   absl::Duration retry_after, max_wait;
   {
     absl::MutexLock lock(&mutex_);
@@ -216,18 +263,45 @@ void Dispatcher::ExpireWaiting() {
     retry_after = queue_.RetryHint();
     max_wait = queue_.limits().max_wait;
     clients_.Forget(clock_());
+    ExpireReplays(&given_up);
     Dispatch();  // a group that was doubtful may be sound again
   }
   const absl::Status status =
       WithDetails(absl::DeadlineExceededError("the deadline came while the request was waiting in the queue"),
                   {.reason = "DEADLINE", .field = "", .retry_after = {}, .metadata = {{"phase", "queue"}}});
   for (const Listener& listener : expired) listener->OnFailed(status);
+  for (const Failure& failure : given_up) failure.listener->OnFailed(failure.status);
   if (timed_out.empty()) return;
   const absl::Status timeout =
       WithDetails(absl::ResourceExhaustedError(
                       absl::StrCat("the request waited in the queue for ", absl::FormatDuration(max_wait))),
                   {.reason = "QUEUE_TIMEOUT", .field = "", .retry_after = retry_after, .metadata = {}});
   for (const Listener& listener : timed_out) listener->OnFailed(timeout);
+}
+
+void Dispatcher::ExpireReplays(std::vector<Failure>* failures) {
+  const absl::Time now = clock_();
+  const auto fail = [&](const std::string& key, const absl::Status& status) {
+    std::erase(replays_, key);
+    if (Listener listener = End(key)) failures->push_back({std::move(listener), status});
+  };
+  std::vector<std::string> keys;
+  for (const auto& [key, live] : live_) {
+    if (live.lost_at != absl::InfiniteFuture()) keys.push_back(key);
+  }
+  for (const std::string& key : keys) {
+    const Live& live = live_.at(key);
+    if (now >= live.request.deadline) {
+      fail(key,
+           absl::DeadlineExceededError("the deadline came while the worker group was being started again"));
+    } else if (now - live.lost_at >= replay_patience_) {
+      fail(key, Lost(live.why_lost));
+    }
+  }
+  if (now - none_ready_since_ < replay_patience_) return;
+  std::string why;
+  for (const auto& member : members_) why = member->why_lost.empty() ? why : member->why_lost;
+  for (const WaitingQueue::Entry& entry : queue_.TakeAll()) fail(entry.id, Lost(why));
 }
 
 void Dispatcher::GoTo(Stage stage) {
@@ -274,6 +348,8 @@ int64_t Dispatcher::EndAll() {
   {
     absl::MutexLock lock(&mutex_);
     for (const WaitingQueue::Entry& entry : queue_.TakeAll()) listeners.push_back(End(entry.id));
+    for (const std::string& key : replays_) listeners.push_back(End(key));
+    replays_.clear();
     for (auto& [key, live] : live_) {
       if (live.listener != nullptr) listeners.push_back(LetGo(key, live, status));
     }
@@ -298,7 +374,7 @@ Dispatcher::Stats Dispatcher::GetStats() const {
   stats.serving = serving.ok();
   stats.detail = std::string(serving.message());
   stats.draining = stage_ >= Stage::kLeaving;
-  stats.waiting = queue_.size();
+  stats.waiting = queue_.size() + static_cast<int64_t>(replays_.size());
   stats.waiting_prompt_tokens = queue_.prompt_tokens();
   stats.oldest_waiting = queue_.OldestAge(clock_());
   stats.limits = queue_.limits();
@@ -324,12 +400,6 @@ size_t Dispatcher::IndexOf(const Member& member) const {
   return index;
 }
 
-Dispatcher::Listener Dispatcher::ListenerOf(const std::string& key) const {
-  absl::MutexLock lock(&mutex_);
-  const auto it = live_.find(key);
-  return it == live_.end() ? nullptr : it->second.listener;
-}
-
 void Dispatcher::OnReady(Group* group, const GroupInfo& info) {
   {
     absl::MutexLock lock(&mutex_);
@@ -337,6 +407,7 @@ void Dispatcher::OnReady(Group* group, const GroupInfo& info) {
     if (member.state != GroupState::kLoading) return;
     member.state = GroupState::kReady;
     member.info = info;
+    none_ready_since_ = absl::InfiniteFuture();
   }
   ServingChanged();
 }
@@ -348,36 +419,88 @@ void Dispatcher::OnCredits(Group* group, uint64_t granted_total) {
   Dispatch();
 }
 
-void Dispatcher::OnStarted(Group*, const std::string& key, const StartedOutput& started) {
-  if (const Listener listener = ListenerOf(key)) listener->OnStarted(started);
+void Dispatcher::OnStarted(Group* group, const std::string& key, const StartedOutput& started) {
+  Listener listener;
+  {
+    absl::MutexLock lock(&mutex_);
+    Live* live = FindLive(group, key);
+    if (live == nullptr || std::exchange(live->started, true)) return;
+    listener = live->listener;
+  }
+  if (listener != nullptr) listener->OnStarted(started);
 }
 
-void Dispatcher::OnTokens(Group*, const std::string& key, StepOutput output) {
-  if (const Listener listener = ListenerOf(key)) listener->OnTokens(std::move(output));
+void Dispatcher::OnTokens(Group* group, const std::string& key, StepOutput output) {
+  Listener listener;
+  {
+    absl::MutexLock lock(&mutex_);
+    Live* live = FindLive(group, key);
+    if (live == nullptr) return;
+    std::vector<int32_t>& emitted = live->request.output_tokens;
+    emitted.insert(emitted.end(), output.tokens.begin(), output.tokens.end());
+    for (const Round& round : output.rounds) Count(round, &live->counted);
+    if (live->is_suspect && !output.tokens.empty()) {
+      Clear(*live);
+      Dispatch();
+    }
+    listener = live->listener;
+  }
+  if (listener != nullptr) listener->OnTokens(std::move(output));
 }
 
 void Dispatcher::OnFinished(Group* group, const std::string& key, const FinishedOutput& finished) {
   Listener listener;
+  FinishedOutput whole = finished;
   {
     absl::MutexLock lock(&mutex_);
+    const Live* live = FindLive(group, key);
+    if (live == nullptr) return;
+    if (live->replays > 0) {  // of all its lives
+      whole.replays = live->replays;
+      whole.rounds = live->counted.rounds;
+      whole.drafted_tokens = live->counted.drafted_tokens;
+      whole.accepted_tokens = live->counted.accepted_tokens;
+      whole.drafted_per_position = live->counted.drafted_per_position;
+      whole.accepted_per_position = live->counted.accepted_per_position;
+    }
     Find(group).on_probation = false;
     listener = End(key);
     Dispatch();
   }
-  if (listener != nullptr) listener->OnFinished(finished);
+  if (listener != nullptr) listener->OnFinished(whole);
 }
 
-void Dispatcher::OnFailed(Group*, const std::string& key, const absl::Status& status) {
+void Dispatcher::OnFailed(Group* group, const std::string& key, const absl::Status& status) {
   Listener listener;
   {
     absl::MutexLock lock(&mutex_);
+    Live* live = FindLive(group, key);
+    if (live == nullptr) return;
+    // Its group is about to go: the loss is still to come.
+    if (absl::IsUnavailable(status) && live->listener != nullptr && CheckReplay(*live, "").ok()) {
+      live->lost_at = clock_();
+      live->why_lost = std::string(status.message());
+      return;
+    }
     listener = End(key);
+    Dispatch();
   }
   if (listener != nullptr) listener->OnFailed(status);
 }
 
+absl::Status Dispatcher::CheckReplay(const Live& live, const std::string& why) const {
+  if (live.blame >= kMaxBlame) {
+    return WithDetails(absl::InternalError(absl::StrCat("the worker group died of this request ", live.blame,
+                                                        " times in a row: ", why)),
+                       {.reason = "POISONED", .field = "", .retry_after = {}, .metadata = {}});
+  }
+  if (stage_ >= Stage::kShutDown) return Draining();
+  if (replay_patience_ <= absl::ZeroDuration() || live.replays >= kMaxReplays) return Lost(why);
+  return absl::OkStatus();
+}
+
 void Dispatcher::OnLost(Group* group, const std::string& why) {
-  std::vector<Listener> listeners;
+  std::vector<Failure> failures;
   {
     absl::MutexLock lock(&mutex_);
     Member& lost = Find(group);
@@ -385,19 +508,44 @@ void Dispatcher::OnLost(Group* group, const std::string& why) {
     lost.state = GroupState::kLost;
     lost.why_lost = why;
     affinity_.Forget(IndexOf(lost));
+    const std::string blamed = std::exchange(lost.suspect, "");
     std::vector<std::string> keys;
     for (const auto& [key, live] : live_) {
       if (live.member == &lost) keys.push_back(key);
     }
-    // What waits has nobody to wait for when no group is left or coming.
-    if (absl::Status serving = CheckGroups(); DetailsOf(serving).reason == "WORKER_LOST" && !serving.ok()) {
-      for (const WaitingQueue::Entry& entry : queue_.TakeAll()) keys.push_back(entry.id);
+    std::sort(keys.begin(), keys.end());
+    const auto fail = [&](const std::string& key, const absl::Status& status) {
+      if (Listener listener = End(key)) failures.push_back({std::move(listener), status});
+    };
+    for (const std::string& key : keys) {
+      Live& live = live_.at(key);
+      if (key == blamed) ++live.blame;
+      const absl::Status replayed =
+          live.listener == nullptr ? absl::CancelledError("") : CheckReplay(live, why);
+      if (!replayed.ok()) {
+        fail(key, replayed);
+        continue;
+      }
+      ++live.replays;
+      live.is_suspect = blamed.empty() || key == blamed;
+      live.lost_at = clock_();
+      live.why_lost = why;
+      live.member = nullptr;
+      --lost.running;
+      lost.outstanding_tokens -= live.work;
+      // What killed its group goes first: there is nobody else yet.
+      replays_.insert(key == blamed ? replays_.begin() : replays_.end(), key);
     }
-    for (const std::string& key : keys) listeners.push_back(End(key));
+    const absl::Status serving = CheckGroups();
+    if (!serving.ok()) none_ready_since_ = std::min(none_ready_since_, clock_());
+    // What waits has nobody to wait for when no group is left or coming.
+    if (replay_patience_ <= absl::ZeroDuration() && !serving.ok() &&
+        DetailsOf(serving).reason == "WORKER_LOST") {
+      for (const WaitingQueue::Entry& entry : queue_.TakeAll()) fail(entry.id, Lost(why));
+    }
+    Dispatch();
   }
-  for (const Listener& listener : listeners) {
-    if (listener != nullptr) listener->OnFailed(Lost(why));
-  }
+  for (const Failure& failure : failures) failure.listener->OnFailed(failure.status);
   ServingChanged();
 }
 

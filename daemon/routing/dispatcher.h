@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <set>
@@ -23,11 +24,22 @@
 
 namespace dflash {
 
-// What is taken in.
+// What is taken in, and how long it is held on to.
 struct AdmissionLimits {
   QueueLimits queue = {};
   ClientLimits client = {};
+  // Requests of a lost group, and those that wait while no group is ready, are kept for so long until a group
+  // takes them; zero: they fail at once.
+  absl::Duration replay_patience = absl::ZeroDuration();
 };
+
+// Replay. When a group is lost, its requests go on in its next life, or in another group, behind what they
+// have emitted; nobody notices but by the clock. Should one of them be what kills groups, it must not kill
+// them for ever: requests of a lost group are suspects until they have got on by a token, a group gets one
+// suspect at a time and nothing new beside it, and a group that is lost with a suspect in it is that one's
+// fault, not the others'.
+inline constexpr int64_t kMaxBlame = 3;     // losses in a row that are a request's fault: then it is refused
+inline constexpr int64_t kMaxReplays = 32;  // of one request
 
 class Dispatcher final : public GroupEvents {
  public:
@@ -74,12 +86,12 @@ class Dispatcher final : public GroupEvents {
   // and its group lets go of it within one step. False when it has ended already.
   bool Cancel(const std::string& key, const absl::Status& reason);
 
-  // Fails queued requests whose deadline has come or that have waited too long, and looks again who can take
-  // what waits. Call it several times a second.
+  // Fails queued requests whose deadline has come or that have waited too long, and those that wait for a
+  // group to come back in vain, and looks again who can take what waits. Call it several times a second.
   void ExpireWaiting();
   // Going down is done in steps, of which each may be left out. Leave: others are told that this server goes
-  // (Stats.serving), and it still takes what they send until they know. Drain: new requests are refused, those
-  // that it has go on. ShutDown: those that wait or run fail, for good.
+  // (Stats.serving), and it still takes what they send until they know. Drain: new requests are refused,
+  // those that it has go on. ShutDown: those that wait or run fail, for good.
   void Leave();
   void Drain();
   void ShutDown();
@@ -119,14 +131,23 @@ class Dispatcher final : public GroupEvents {
     int64_t running = 0;
     int64_t outstanding_tokens = 0;
     bool on_probation = false;
+    std::string suspect;  // key of the one that it runs; empty: none
   };
   struct Live {
     std::string id, client;
     std::vector<uint64_t> prefix;  // PrefixAffinity::BlockHashes, when there is a choice
-    GroupRequest request;          // its prompt is dropped once a group has it
+    GroupRequest request;          // output_tokens: what has been emitted
     Listener listener;             // null when the client has been told the end
     Member* member = nullptr;
     int64_t work = 0;  // tokens
+    bool started = false;
+    FinishedOutput counted = {};  // speculation over all lives
+    // Of a request whose group was lost.
+    int64_t replays = 0;
+    int64_t blame = 0;
+    bool is_suspect = false;
+    absl::Time lost_at = absl::InfiniteFuture();  // until a group takes it again
+    std::string why_lost;
   };
 
   enum class Stage { kServing, kLeaving, kDraining, kShutDown };
@@ -138,6 +159,20 @@ class Dispatcher final : public GroupEvents {
   void GoTo(Stage stage);
   void Dispatch() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::vector<GroupSnapshot> Snapshot(const Live& live) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Hands a request to a group, if one takes it.
+  bool HandOver(const std::string& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The request, if it is this group's.
+  Live* FindLive(Group* group, const std::string& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Clear(Live& live) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The status of a request that is not to be replayed; OK: it is.
+  absl::Status CheckReplay(const Live& live, const std::string& why) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Whom to tell, and what.
+  struct Failure {
+    Listener listener;
+    absl::Status status;
+  };
+  void ExpireReplays(std::vector<Failure>* failures) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Member& Find(Group* group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   size_t IndexOf(const Member& member) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Forgets a request that has ended and returns whom to tell, if anybody.
@@ -145,7 +180,6 @@ class Dispatcher final : public GroupEvents {
   // Tells a request's group to end it, and returns whom to tell.
   Listener LetGo(const std::string& key, Live& live, const absl::Status& reason)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  Listener ListenerOf(const std::string& key) const;
   void ServingChanged();
 
   absl::Time (*const clock_)();
@@ -154,6 +188,10 @@ class Dispatcher final : public GroupEvents {
   WaitingQueue queue_ ABSL_GUARDED_BY(mutex_);
   ClientLimiter clients_ ABSL_GUARDED_BY(mutex_);
   PrefixAffinity affinity_ ABSL_GUARDED_BY(mutex_);
+  const absl::Duration replay_patience_;
+  std::deque<std::string> replays_
+      ABSL_GUARDED_BY(mutex_);  // keys of requests of lost groups, before the queue's
+  absl::Time none_ready_since_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();
   std::vector<std::unique_ptr<Member>> members_ ABSL_GUARDED_BY(mutex_);
   Stage stage_ ABSL_GUARDED_BY(mutex_) = Stage::kServing;
   uint64_t next_key_ ABSL_GUARDED_BY(mutex_) = 1;

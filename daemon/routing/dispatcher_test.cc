@@ -24,12 +24,14 @@ class FakeGroup : public Group {
   void Submit(const std::string& key, const GroupRequest& request) override {
     submitted.push_back(key);
     prompts.push_back(static_cast<int64_t>(request.prompt_tokens.size()));
+    outputs.push_back(request.output_tokens);
   }
   void Cancel(const std::string& key, const absl::Status&) override { cancelled.push_back(key); }
   absl::Duration HeartbeatAge() const override { return silence; }
   absl::Duration silence;
   std::vector<std::string> submitted;
   std::vector<int64_t> prompts;
+  std::vector<std::vector<int32_t>> outputs;  // that requests go on behind
   std::vector<std::string> cancelled;
 
  private:
@@ -41,7 +43,10 @@ struct Recorder : OutputListener {
   void OnTokens(StepOutput output) override {
     tokens.insert(tokens.end(), output.tokens.begin(), output.tokens.end());
   }
-  void OnFinished(const FinishedOutput&) override { ++finished; }
+  void OnFinished(const FinishedOutput& output) override {
+    ++finished;
+    summary = output;
+  }
   void OnFailed(const absl::Status& status) override {
     ++failed;
     error = status;
@@ -49,9 +54,17 @@ struct Recorder : OutputListener {
   int started = 0;
   int finished = 0;
   int failed = 0;
+  FinishedOutput summary;
   absl::Status error;
   std::vector<int32_t> tokens;
 };
+
+StepOutput Output(const std::vector<int32_t>& tokens, const std::string& text = "") {
+  StepOutput output;
+  output.tokens = tokens;
+  output.text = text;
+  return output;
+}
 
 class DispatcherTest : public ::testing::Test {
  protected:
@@ -105,7 +118,7 @@ TEST_F(DispatcherTest, CreditsBoundWhatAGroupGets) {
   EXPECT_EQ(stats.waiting_prompt_tokens, 8);
 
   dispatcher_.OnStarted(&group_, "a/1", {});
-  dispatcher_.OnTokens(&group_, "a/1", {{7, 8}, "x", {}});
+  dispatcher_.OnTokens(&group_, "a/1", Output({7, 8}, "x"));
   dispatcher_.OnFinished(&group_, "a/1", {});
   EXPECT_EQ(a->started, 1);
   EXPECT_THAT(a->tokens, ElementsAre(7, 8));
@@ -163,7 +176,7 @@ TEST_F(DispatcherTest, CancelWhileRunning) {
   EXPECT_EQ(dispatcher_.GetStats().running, 1);
   const auto again = Submit("a");
   EXPECT_TRUE(again->error.ok());
-  dispatcher_.OnTokens(&group_, "a/1", {{7}, "", {}});
+  dispatcher_.OnTokens(&group_, "a/1", Output({7}));
   dispatcher_.OnFailed(&group_, "a/1", absl::CancelledError("client"));
   EXPECT_THAT(a->tokens, IsEmpty());
   EXPECT_EQ(a->failed, 1);
@@ -414,6 +427,199 @@ TEST_F(TwoGroupsTest, ARevivedGroupProvesItselfFirst) {
   Submit("5", 10, 0);
   Submit("6", 10, 0);
   EXPECT_THAT(a_.submitted, ElementsAre("1/1", "5/5", "6/6"));
+}
+
+// --- Requests of lost groups go on
+
+class ReplayTest : public ::testing::Test {
+ protected:
+  ReplayTest() {
+    dispatcher_.AddGroup(&group_);
+    Ready();
+  }
+  void Ready(uint64_t credits = 8) {
+    dispatcher_.OnReady(&group_, GroupInfo());
+    dispatcher_.OnCredits(&group_, credits);
+  }
+  // The next life of the group.
+  void Lose() { dispatcher_.OnLost(&group_, "killed"); }
+  void Return(uint64_t credits = 8) {
+    dispatcher_.Revive(&group_);
+    Ready(credits);
+  }
+  std::shared_ptr<Recorder> Submit(const std::string& id, absl::Time deadline = absl::InfiniteFuture()) {
+    auto recorder = std::make_shared<Recorder>();
+    GroupRequest request;
+    request.prompt_tokens = {1, 2, 3};
+    request.max_tokens = 10;
+    request.deadline = deadline;
+    EXPECT_TRUE(dispatcher_.Reserve(id, "").ok());
+    EXPECT_TRUE(dispatcher_.Submit(id, std::move(request), recorder).ok());
+    return recorder;
+  }
+  std::vector<std::string> Submitted() { return std::exchange(group_.submitted, {}); }
+
+  FakeGroup group_;
+  Dispatcher dispatcher_{{.queue = {}, .client = {}, .replay_patience = absl::Seconds(20)}, &Now};
+};
+
+TEST_F(ReplayTest, GoesOnBehindWhatWasEmitted) {
+  const auto a = Submit("a");
+  dispatcher_.OnStarted(&group_, "a/1", {});
+  StepOutput step = Output({7, 8});
+  step.rounds = {{.drafted = 3, .accepted = 1}};
+  dispatcher_.OnTokens(&group_, "a/1", step);
+  Lose();
+  EXPECT_EQ(dispatcher_.GetStats().running, 0);
+  EXPECT_EQ(dispatcher_.GetStats().waiting, 1);
+  dispatcher_.OnTokens(&group_, "a/1", Output({99}));  // late words of the old life
+  dispatcher_.OnFinished(&group_, "a/1", {});
+  Return();
+  EXPECT_THAT(Submitted(), ElementsAre("a/1", "a/1"));
+  EXPECT_THAT(group_.outputs.back(), ElementsAre(7, 8));
+  EXPECT_EQ(group_.prompts.back(), 3);
+  dispatcher_.OnStarted(&group_, "a/1", {});
+  step = Output({9});
+  step.rounds = {{.drafted = 2, .accepted = 0}};
+  dispatcher_.OnTokens(&group_, "a/1", step);
+  FinishedOutput finished;
+  finished.completion_tokens = 3;
+  finished.rounds = 1;
+  dispatcher_.OnFinished(&group_, "a/1", finished);
+  EXPECT_EQ(a->started, 1);
+  EXPECT_EQ(a->failed, 0);
+  EXPECT_EQ(a->finished, 1);
+  EXPECT_THAT(a->tokens, ElementsAre(7, 8, 9));
+  EXPECT_EQ(a->summary.replays, 1);
+  EXPECT_EQ(a->summary.rounds, 2);
+  EXPECT_EQ(a->summary.drafted_tokens, 5);
+  EXPECT_EQ(a->summary.accepted_tokens, 1);
+  EXPECT_THAT(a->summary.drafted_per_position, ElementsAre(2, 2, 1));
+  EXPECT_THAT(a->summary.accepted_per_position, ElementsAre(1, 0, 0));
+}
+
+TEST_F(ReplayTest, SuspectsComeOneAfterAnotherAndBeforeWhatIsNew) {
+  const std::vector<std::shared_ptr<Recorder>> running = {Submit("a"), Submit("b"), Submit("c")};
+  Submitted();
+  Lose();
+  EXPECT_EQ(dispatcher_.Reserve("d", "").code(), absl::StatusCode::kUnavailable) << "others may have room";
+  Return();
+  const auto later = Submit("d");
+  EXPECT_THAT(Submitted(), ElementsAre("a/1"));
+  dispatcher_.OnTokens(&group_, "a/1", Output({5}));
+  EXPECT_THAT(Submitted(), ElementsAre("b/2"));
+  dispatcher_.OnTokens(&group_, "a/1", Output({5}));
+  EXPECT_THAT(Submitted(), IsEmpty());
+  dispatcher_.OnFinished(&group_, "b/2", {});  // an end is as good as a token
+  EXPECT_THAT(Submitted(), ElementsAre("c/3"));
+  dispatcher_.OnTokens(&group_, "c/3", Output({5}));
+  EXPECT_THAT(Submitted(), ElementsAre("d/4"));
+}
+
+TEST_F(ReplayTest, WhatKillsItsGroupAgainAndAgainIsRefusedAndNothingElseIs) {
+  const auto good = Submit("good");
+  const auto poison = Submit("poison");
+  const auto other = Submit("other");
+  Lose();
+  // In what order they are tried does not matter: whoever is alone with the group when it dies has the blame.
+  int losses = 1;
+  std::vector<std::string> next = {};
+  Submitted();
+  Return();
+  while (poison->failed == 0) {
+    ASSERT_LT(losses, 10);
+    for (const std::string& key : Submitted()) next.push_back(key);
+    ASSERT_FALSE(next.empty());
+    const std::string key = next.front();
+    next.erase(next.begin());
+    if (key == "poison/2") {
+      Lose();
+      ++losses;
+      Return();
+      next.clear();
+    } else {
+      dispatcher_.OnTokens(&group_, key, Output({5}));
+    }
+  }
+  EXPECT_EQ(losses, 1 + kMaxBlame);
+  EXPECT_EQ(poison->error.code(), absl::StatusCode::kInternal);
+  EXPECT_EQ(DetailsOf(poison->error).reason, "POISONED");
+  EXPECT_EQ(good->failed + other->failed, 0);
+  EXPECT_EQ(dispatcher_.GetStats().running + dispatcher_.GetStats().waiting, 2);
+}
+
+TEST_F(ReplayTest, OneThatKilledBeforeGoesFirstAndAlone) {
+  const auto a = Submit("a");
+  const auto b = Submit("b");
+  Lose();
+  Return();
+  EXPECT_THAT(Submitted(), ElementsAre("a/1", "b/2", "a/1"));
+  dispatcher_.OnTokens(&group_, "a/1", Output({5}));
+  EXPECT_THAT(Submitted(), ElementsAre("b/2"));
+  Lose();  // by b, as far as anybody can tell
+  Return();
+  EXPECT_THAT(Submitted(), ElementsAre("b/2"));
+  dispatcher_.OnTokens(&group_, "b/2", Output({5}));
+  EXPECT_THAT(Submitted(), ElementsAre("a/1"));
+  EXPECT_EQ(a->failed + b->failed, 0);
+}
+
+TEST_F(ReplayTest, PatienceHasAnEnd) {
+  const auto deadline = Now() + absl::Seconds(5);
+  const auto a = Submit("a", deadline);
+  const auto b = Submit("b");
+  Lose();
+  now_seconds += 5;
+  dispatcher_.ExpireWaiting();
+  EXPECT_EQ(a->error.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(b->failed, 0);
+  now_seconds += 15;
+  dispatcher_.ExpireWaiting();
+  EXPECT_EQ(b->failed, 1);
+  EXPECT_EQ(DetailsOf(b->error).reason, "WORKER_LOST");
+  EXPECT_EQ(dispatcher_.GetStats().waiting, 0);
+}
+
+TEST_F(ReplayTest, WhatWaitsOutlivesTheLossToo) {
+  Lose();
+  Return(/*credits=*/0);
+  const auto waiting = Submit("w");
+  Lose();
+  EXPECT_EQ(waiting->failed, 0);
+  Return();
+  EXPECT_THAT(Submitted(), ElementsAre("w/1"));
+  dispatcher_.OnFinished(&group_, "w/1", {});
+  EXPECT_EQ(waiting->finished, 1);
+}
+
+TEST_F(ReplayTest, AFailureOfTheWholeGroupIsItsLoss) {
+  const auto a = Submit("a");
+  const auto b = Submit("b");
+  dispatcher_.OnFailed(&group_, "a/1", absl::UnavailableError("the worker group failed: device lost"));
+  dispatcher_.OnFailed(&group_, "b/2", absl::InternalError("its own fault"));
+  EXPECT_EQ(a->failed, 0);
+  EXPECT_EQ(b->failed, 1);
+  Submitted();
+  Lose();
+  Return();
+  EXPECT_THAT(Submitted(), ElementsAre("a/1"));
+}
+
+TEST_F(ReplayTest, ClientsMayLeaveMeanwhile) {
+  const auto a = Submit("a");
+  const auto b = Submit("b");
+  dispatcher_.Cancel("b/2", absl::CancelledError("before"));
+  Lose();
+  EXPECT_TRUE(dispatcher_.Cancel("a/1", absl::CancelledError("after")));
+  EXPECT_EQ(a->failed, 1);
+  Submitted();
+  Return();
+  EXPECT_THAT(Submitted(), IsEmpty());
+  EXPECT_TRUE(dispatcher_.AwaitEmpty(Now()));
+  const auto c = Submit("c");
+  Lose();
+  EXPECT_EQ(dispatcher_.EndAll(), 1);
+  EXPECT_EQ(DetailsOf(c->error).reason, "DRAINING");
 }
 
 }  // namespace

@@ -9,43 +9,16 @@
 namespace dflash {
 namespace {
 
-absl::Status RefuseUnbuiltSampling(const v1::Sampling& sampling) {
-  if (sampling.has_repetition_penalty() && sampling.repetition_penalty() != 1) {
-    return NotInThisBuild("sampling.repetition_penalty");
-  }
-  if (sampling.has_frequency_penalty() && sampling.frequency_penalty() != 0) {
-    return NotInThisBuild("sampling.frequency_penalty");
-  }
-  if (sampling.has_presence_penalty() && sampling.presence_penalty() != 0) {
-    return NotInThisBuild("sampling.presence_penalty");
-  }
-  if (sampling.has_n() && sampling.n() == 0) return BadParameter("sampling.n", "must be at least 1");
-  if (sampling.has_n() && sampling.n() != 1) return NotInThisBuild("sampling.n");
-  if (sampling.logit_bias_size() > 0) return NotInThisBuild("sampling.logit_bias");
-  return absl::OkStatus();
-}
-
 absl::Status RefuseUnbuilt(const v1::GenerateRequest& message) {
-  DFLASH_RETURN_IF_ERROR(RefuseUnbuiltSampling(message.sampling()));
-  const v1::Stopping& stopping = message.stopping();
-  if (stopping.min_tokens() != 0) return NotInThisBuild("stopping.min_tokens");
-  if (stopping.include_stop_in_text()) return NotInThisBuild("stopping.include_stop_in_text");
-  if (stopping.bad_words_size() > 0) return NotInThisBuild("stopping.bad_words");
   switch (message.constraint().kind_case()) {
-    case v1::Constraint::kJsonSchema:
-      return NotInThisBuild("constraint.json_schema");
-    case v1::Constraint::kJsonObject:
-      return NotInThisBuild("constraint.json_object");
     case v1::Constraint::kRegex:
       return NotInThisBuild("constraint.regex");
-    case v1::Constraint::kChoice:
-      return NotInThisBuild("constraint.choice");
     case v1::Constraint::kEbnf:
       return NotInThisBuild("constraint.ebnf");
-    case v1::Constraint::KIND_NOT_SET:
+    default:
       break;
   }
-  if (message.output().has_top_logprobs()) return NotInThisBuild("output.top_logprobs");
+  if (message.output().has_prompt_logprobs()) return NotInThisBuild("output.prompt_logprobs");
   if (message.output().min_chunk_interval_ms() != 0) return NotInThisBuild("output.min_chunk_interval_ms");
   if (message.speculation().has_tree_nodes()) return NotInThisBuild("speculation.tree_nodes");
   return absl::OkStatus();
@@ -110,11 +83,43 @@ absl::StatusOr<ClientRequest> FromMessage(const v1::GenerateRequest& message) {
   if (sampling.has_top_k()) request.top_k = sampling.top_k();
   if (sampling.has_min_p()) request.min_p = sampling.min_p();
   if (sampling.has_seed()) request.seed = sampling.seed();
+  if (sampling.has_repetition_penalty()) request.repetition_penalty = sampling.repetition_penalty();
+  if (sampling.has_frequency_penalty()) request.frequency_penalty = sampling.frequency_penalty();
+  if (sampling.has_presence_penalty()) request.presence_penalty = sampling.presence_penalty();
+  for (const v1::LogitBias& bias : sampling.logit_bias())
+    request.logit_bias.push_back({.token = bias.token_id(), .bias = bias.bias()});
+  if (sampling.has_n()) request.n = sampling.n();
+  for (const v1::Label& label : message.metadata()) request.labels.push_back({label.key(), label.value()});
+  if (message.has_resume()) {
+    request.resume = {
+        .output = {message.resume().output_token_ids().begin(), message.resume().output_token_ids().end()},
+        .fingerprint = message.resume().model_fingerprint()};
+  }
+  request.parse = message.output().parse();
+  const v1::Constraint& constraint = message.constraint();
+  if (constraint.kind_case() == v1::Constraint::kJsonSchema) {
+    if (constraint.json_schema().empty()) return BadParameter("constraint.json_schema", "is empty");
+    request.language.json_schema = constraint.json_schema();
+  } else if (constraint.kind_case() == v1::Constraint::kJsonObject) {
+    if (!constraint.json_object()) return BadParameter("constraint.json_object", "must be true");
+    request.language.json_object = true;
+  } else if (constraint.kind_case() == v1::Constraint::kChoice) {
+    if (constraint.choice().choices_size() == 0)
+      return BadParameter("constraint.choice.choices", "there is none");
+    request.language.choices.assign(constraint.choice().choices().begin(),
+                                    constraint.choice().choices().end());
+  }
   const v1::Stopping& stopping = message.stopping();
   if (stopping.has_max_tokens()) request.max_tokens = stopping.max_tokens();
   request.stop_strings.assign(stopping.strings().begin(), stopping.strings().end());
   request.stop_token_ids.assign(stopping.token_ids().begin(), stopping.token_ids().end());
   request.ignore_eos = stopping.ignore_eos();
+  request.min_tokens = stopping.min_tokens();
+  request.include_stop_in_text = stopping.include_stop_in_text();
+  for (const v1::TokenIds& word : stopping.bad_words())
+    request.bad_words.emplace_back(word.ids().begin(), word.ids().end());
+  if (stopping.has_max_thinking_tokens()) request.max_thinking_tokens = stopping.max_thinking_tokens();
+  if (message.output().has_top_logprobs()) request.top_logprobs = message.output().top_logprobs();
   if (message.output().has_text()) request.text = message.output().text();
   request.special_tokens_in_text = message.output().special_tokens_in_text();
   DFLASH_ASSIGN_OR_RETURN(request.speculation, FromMessage(message.speculation().mode()));
@@ -134,6 +139,7 @@ StreamBuffer::Options OutputOptionsOf(const v1::GenerateRequest& message) {
   options.text = output.has_text() ? output.text() : message.prompt_case() != v1::GenerateRequest::kTokens;
   options.tokens = !output.has_token_ids() || output.token_ids();
   options.steps = !output.has_step_info() || output.step_info();
+  options.first_token = message.resume().output_token_ids_size();
   return options;
 }
 
@@ -148,18 +154,43 @@ v1::Started ToMessage(const StartedOutput& started, const StreamFacts& facts) {
   sampling->set_top_p(facts.request.top_p);
   sampling->set_min_p(facts.request.min_p);
   sampling->set_seed(facts.request.seed);
-  sampling->set_n(1);
+  sampling->set_repetition_penalty(facts.request.repetition_penalty);
+  sampling->set_frequency_penalty(facts.request.frequency_penalty);
+  sampling->set_presence_penalty(facts.request.presence_penalty);
+  sampling->set_n(facts.n);
   message.set_max_tokens(static_cast<uint32_t>(facts.request.max_tokens));
   message.set_speculation(facts.request.speculate ? v1::SPECULATION_MODE_DFLASH : v1::SPECULATION_MODE_OFF);
   message.set_model(facts.model);
+  message.set_model_fingerprint(facts.model_fingerprint);
+  for (const RequestLabel& label : facts.labels) {
+    v1::Label* to = message.add_metadata();
+    to->set_key(label.key);
+    to->set_value(label.value);
+  }
   return message;
 }
 
-v1::Chunk ToMessage(const OutputChunk& chunk) {
+v1::Chunk ToMessage(const OutputChunk& chunk, uint32_t index) {
   v1::Chunk message;
+  message.set_index(index);
+  message.set_reasoning(chunk.reasoning);
+  for (const ToolCall& call : chunk.calls) {
+    v1::ToolCall* to = message.add_tool_calls();
+    to->set_name(call.name);
+    to->set_arguments_json(call.arguments_json);
+  }
   message.set_first_token_offset(static_cast<uint32_t>(chunk.first_token_offset));
   for (int32_t id : chunk.tokens) message.add_token_ids(static_cast<uint32_t>(id));
   message.set_text(chunk.text);
+  for (const PlaceLogProbs& place : chunk.log_probs) {
+    v1::TokenLogprobs* to = message.add_logprobs();
+    to->set_logprob(place.log_prob);
+    for (const PlaceLogProbs::Top& top : place.top) {
+      v1::TokenLogprob* entry = to->add_top();
+      entry->set_token_id(static_cast<uint32_t>(top.token));
+      entry->set_logprob(top.log_prob);
+    }
+  }
   for (const ChunkStep& step : chunk.steps) {
     v1::StepInfo* to = message.add_steps();
     to->set_drafted(static_cast<uint32_t>(step.drafted));
@@ -171,8 +202,9 @@ v1::Chunk ToMessage(const OutputChunk& chunk) {
 }
 
 v1::Finished ToMessage(const FinishedOutput& finished, const StreamFacts& facts, int64_t cached_tokens,
-                       const RequestTimeline& timeline) {
+                       const RequestTimeline& timeline, uint32_t index) {
   v1::Finished message;
+  message.set_index(index);
   switch (finished.cause) {
     case StopCause::kStopToken: {
       const auto& own = facts.client_stop_ids;
@@ -188,6 +220,9 @@ v1::Finished ToMessage(const FinishedOutput& finished, const StreamFacts& facts,
       break;
     case StopCause::kLength:
       message.set_reason(v1::FINISH_REASON_LENGTH);
+      break;
+    case StopCause::kConstraint:
+      message.set_reason(v1::FINISH_REASON_CONSTRAINT);
       break;
   }
   v1::Usage* usage = message.mutable_usage();
@@ -209,6 +244,7 @@ v1::Finished ToMessage(const FinishedOutput& finished, const StreamFacts& facts,
     summary->set_mean_acceptance_length(1 + static_cast<double>(finished.accepted_tokens) /
                                                 static_cast<double>(finished.rounds));
   }
+  message.set_replays(static_cast<uint32_t>(finished.replays));
   v1::Timings* timings = message.mutable_timings();
   timings->set_queue_seconds(absl::ToDoubleSeconds(timeline.queue_time()));
   timings->set_prefill_seconds(absl::ToDoubleSeconds(finished.prefill_time));

@@ -30,10 +30,17 @@ struct StreamFacts {
   std::string trace_id;
   GroupRequest request;                   // its prompt may be empty
   std::vector<uint32_t> client_stop_ids;  // the client's own: other stop tokens are the model's end tokens
+  std::vector<RequestLabel> labels;
+  std::string model_fingerprint;
+  uint32_t n = 1;
+  // Whether the output is taken apart, and the tools that it may call.
+  bool parse = false;
+  std::vector<std::string> tools_json;
 };
 v1::Started ToMessage(const StartedOutput& started, const StreamFacts& facts);
-v1::Chunk ToMessage(const OutputChunk& chunk);
+// Of choice `index`.
+v1::Chunk ToMessage(const OutputChunk& chunk, uint32_t index = 0);
 v1::Finished ToMessage(const FinishedOutput& finished, const StreamFacts& facts, int64_t cached_tokens,
-                       const RequestTimeline& timeline);
+                       const RequestTimeline& timeline, uint32_t index = 0);
 
 }  // namespace dflash

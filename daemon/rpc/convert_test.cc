@@ -21,27 +21,15 @@ TEST(FromMessage, RefusesWhatIsNotBuiltByName) {
     const char* field;
     Change change;
   } cases[] = {
-      {"sampling.repetition_penalty", [](auto& r) { r.mutable_sampling()->set_repetition_penalty(1.1f); }},
-      {"sampling.frequency_penalty", [](auto& r) { r.mutable_sampling()->set_frequency_penalty(0.5f); }},
-      {"sampling.presence_penalty", [](auto& r) { r.mutable_sampling()->set_presence_penalty(-1); }},
-      {"sampling.n", [](auto& r) { r.mutable_sampling()->set_n(2); }},
-      {"sampling.logit_bias", [](auto& r) { r.mutable_sampling()->add_logit_bias(); }},
-      {"stopping.min_tokens", [](auto& r) { r.mutable_stopping()->set_min_tokens(1); }},
-      {"stopping.include_stop_in_text",
-       [](auto& r) { r.mutable_stopping()->set_include_stop_in_text(true); }},
-      {"stopping.bad_words", [](auto& r) { r.mutable_stopping()->add_bad_words(); }},
-      {"constraint.json_schema", [](auto& r) { r.mutable_constraint()->set_json_schema("{}"); }},
-      {"constraint.json_object", [](auto& r) { r.mutable_constraint()->set_json_object(true); }},
       {"constraint.regex", [](auto& r) { r.mutable_constraint()->set_regex("a"); }},
-      {"constraint.choice", [](auto& r) { r.mutable_constraint()->mutable_choice(); }},
       {"constraint.ebnf", [](auto& r) { r.mutable_constraint()->set_ebnf("root"); }},
-      {"output.top_logprobs", [](auto& r) { r.mutable_output()->set_top_logprobs(0); }},
       {"output.min_chunk_interval_ms", [](auto& r) { r.mutable_output()->set_min_chunk_interval_ms(5); }},
       {"speculation.mode SPECULATION_MODE_DFLASH_TREE",
        [](auto& r) { r.mutable_speculation()->set_mode(v1::SPECULATION_MODE_DFLASH_TREE); }},
       {"speculation.mode SPECULATION_MODE_MTP",
        [](auto& r) { r.mutable_speculation()->set_mode(v1::SPECULATION_MODE_MTP); }},
       {"speculation.tree_nodes", [](auto& r) { r.mutable_speculation()->set_tree_nodes(32); }},
+      {"output.prompt_logprobs", [](auto& r) { r.mutable_output()->set_prompt_logprobs(0); }},
   };
   for (const auto& c : cases) {
     v1::GenerateRequest request;
@@ -68,8 +56,45 @@ TEST(FromMessage, AcceptsNeutralValues) {
   request.mutable_scheduling()->set_priority(0);
   request.mutable_scheduling()->set_no_prefix_cache(true);
   EXPECT_TRUE(FromMessage(request).ok());
-  sampling->set_n(0);
-  EXPECT_EQ(FromMessage(request).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST(FromMessage, TakesChoicesLabelsAndBeginnings) {
+  v1::GenerateRequest request;
+  request.set_text("hello");
+  EXPECT_EQ(FromMessage(request)->n, 1u);
+  EXPECT_FALSE(FromMessage(request)->resume.has_value());
+  request.mutable_sampling()->set_n(0);
+  request.add_metadata()->set_key("team");
+  request.mutable_metadata(0)->set_value("x");
+  request.mutable_resume()->add_output_token_ids(5);
+  request.mutable_resume()->set_model_fingerprint("f");
+  request.mutable_output()->set_parse(true);
+  const auto taken = FromMessage(request);
+  ASSERT_TRUE(taken.ok());
+  EXPECT_EQ(taken->n, 0u);
+  EXPECT_EQ(taken->labels[0].key, "team");
+  EXPECT_THAT(taken->resume->output, ElementsAre(5));
+  EXPECT_EQ(taken->resume->fingerprint, "f");
+  EXPECT_TRUE(taken->parse);
+  EXPECT_EQ(OutputOptionsOf(request).first_token, 1);
+}
+
+TEST(FromMessage, TakesConstraints) {
+  v1::GenerateRequest request;
+  request.set_text("hello");
+  EXPECT_FALSE(FromMessage(request)->language.any());
+  request.mutable_constraint()->set_json_schema("{}");
+  EXPECT_EQ(FromMessage(request)->language.json_schema, "{}");
+  request.mutable_constraint()->set_json_object(true);
+  EXPECT_TRUE(FromMessage(request)->language.json_object);
+  request.mutable_constraint()->mutable_choice()->add_choices("a");
+  EXPECT_THAT(FromMessage(request)->language.choices, ElementsAre("a"));
+  request.mutable_constraint()->mutable_choice()->clear_choices();
+  EXPECT_EQ(DetailsOf(FromMessage(request).status()).field, "constraint.choice.choices");
+  request.mutable_constraint()->set_json_object(false);
+  EXPECT_EQ(DetailsOf(FromMessage(request).status()).field, "constraint.json_object");
+  request.mutable_constraint()->set_json_schema("");
+  EXPECT_EQ(DetailsOf(FromMessage(request).status()).field, "constraint.json_schema");
 }
 
 TEST(FromMessage, RefusesWhatItDoesNotKnow) {

@@ -2,15 +2,18 @@
 
 #include <grpcpp/server_context.h>
 
+#include <algorithm>
 #include <utility>
 #include <variant>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "daemon/frontend/prepare.h"
 #include "daemon/log/log.h"
 #include "daemon/request/request_error.h"
 #include "daemon/rpc/grpc_status.h"
 #include "daemon/rpc/message_bytes.h"
+#include "text/ordered_json.h"
 
 namespace dflash {
 
@@ -29,6 +32,21 @@ class Generation::Reactor final : public grpc::ServerWriteReactor<grpc::ByteBuff
   const std::shared_ptr<Generation> generation_;
 };
 
+// Hears what becomes of one choice.
+class Generation::ChoiceListener final : public OutputListener {
+ public:
+  ChoiceListener(std::shared_ptr<Generation> generation, size_t index)
+      : generation_(std::move(generation)), index_(index) {}
+  void OnStarted(const StartedOutput& started) override { generation_->OnStarted(started); }
+  void OnTokens(StepOutput output) override { generation_->OnTokens(index_, std::move(output)); }
+  void OnFinished(const FinishedOutput& finished) override { generation_->OnFinished(index_, finished); }
+  void OnFailed(const absl::Status& status) override { generation_->Fail(status); }
+
+ private:
+  const std::shared_ptr<Generation> generation_;
+  const size_t index_;
+};
+
 // A client counts its deadline from when it called, the server from when the call arrived, so the client's
 // own expiry cancels the stream a little before the server's clock gets there.
 constexpr absl::Duration kDeadlineSlack = absl::Milliseconds(100);
@@ -40,8 +58,13 @@ Generation::Generation(Dispatcher* dispatcher, RequestMetrics* metrics, StreamFa
       facts_(std::move(facts)),
       deadline_(deadline),
       ended_callback_(std::move(ended)),
-      buffer_(options),
-      timeline_(metrics, received) {}
+      timeline_(metrics, received) {
+  for (uint32_t index = 0; index < facts_.n; ++index) choices_.emplace_back(options);
+}
+
+std::string Generation::IdOfChoice(const std::string& id, uint32_t index) {
+  return index == 0 ? id : absl::StrCat(id, "#", index);  // no id of a client has that character
+}
 
 grpc::ServerWriteReactor<grpc::ByteBuffer>* Generation::NewReactor(grpc::CallbackServerContext* context) {
   absl::MutexLock lock(&mutex_);
@@ -53,48 +76,68 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* Generation::NewReactor(grpc::Callbac
 void Generation::Submit(const GroupRequest& request) {
   {
     absl::MutexLock lock(&mutex_);
-    if (end_) return dispatcher_->Release(id());  // the client left while its prompt was tokenized
     facts_.request = request;
     facts_.request.prompt_tokens.clear();
+    if (facts_.parse) {
+      ChatOutputParser::Options options = {.begins_in_reasoning = request.thinks, .tools = {}};
+      for (const std::string& tool : facts_.tools_json) {
+        absl::StatusOr<nlohmann::ordered_json> json = ParseOrderedJson(tool, "tool");
+        if (json.ok()) options.tools.push_back(*std::move(json));  // rendering has found it sound
+      }
+      for (Choice& choice : choices_) choice.buffer.SetParser(std::make_unique<ChatOutputParser>(options));
+    }
   }
-  absl::StatusOr<std::string> key = dispatcher_->Submit(id(), request, shared_from_this());
-  if (!key.ok()) return Fail(key.status());
-  bool left = false;
-  {
-    absl::MutexLock lock(&mutex_);
-    key_ = *key;
-    left = end_.has_value();
+  absl::Status refused;
+  for (uint32_t index = 0; index < facts_.n; ++index) {
+    bool has_ended = false;
+    {
+      absl::MutexLock lock(&mutex_);
+      has_ended = end_.has_value();  // the client left while its prompt was tokenized, or a choice failed
+    }
+    const std::string choice_id = IdOfChoice(id(), index);
+    if (has_ended || !refused.ok()) {
+      dispatcher_->Release(choice_id);
+      continue;
+    }
+    GroupRequest of_choice = request;
+    of_choice.seed = SeedOfChoice(request.seed, index);
+    absl::StatusOr<std::string> key = dispatcher_->Submit(
+        choice_id, std::move(of_choice), std::make_shared<ChoiceListener>(shared_from_this(), index));
+    if (!key.ok()) {
+      refused = key.status();
+      continue;
+    }
+    std::optional<absl::Status> end;
+    {
+      absl::MutexLock lock(&mutex_);
+      choices_[index].key = *key;
+      end = end_;
+    }
+    if (end.has_value() && !end->ok())
+      dispatcher_->Cancel(*key, absl::CancelledError("the generation has ended"));
   }
-  if (left) dispatcher_->Cancel(*key, absl::CancelledError("the client went away"));
+  if (!refused.ok()) Fail(refused);
 }
 
 void Generation::Fail(const absl::Status& status) {
+  std::vector<std::string> keys;
   {
     absl::MutexLock lock(&mutex_);
     if (end_) return;
     end_ = status;
+    for (const Choice& choice : choices_) {
+      if (choice.key.has_value() && !choice.finished) keys.push_back(*choice.key);
+    }
     timeline_.OnFailed(absl::Now(), status);
     LogEnd(status, nullptr);
     SendNext();
   }
+  // The dispatcher lets go of what it still has.
+  for (const std::string& key : keys) dispatcher_->Cancel(key, status);
   ended_callback_(*this, status);
 }
 
-void Generation::LetGo(const absl::Status& reason) {
-  std::string key;
-  {
-    absl::MutexLock lock(&mutex_);
-    if (!key_ || end_) return;
-    key = *key_;
-  }
-  dispatcher_->Cancel(key, reason);  // calls OnFailed(reason)
-}
-
-void Generation::Cancel() {
-  const absl::Status reason = absl::CancelledError("cancelled by request");
-  LetGo(reason);
-  Fail(reason);
-}
+void Generation::Cancel() { Fail(absl::CancelledError("cancelled by request")); }
 
 void Generation::OnClientGone() {
   {
@@ -104,42 +147,47 @@ void Generation::OnClientGone() {
   const absl::Status reason = absl::Now() >= deadline_ - kDeadlineSlack
                                   ? absl::DeadlineExceededError("the call's deadline passed")
                                   : absl::CancelledError("the client went away");
-  LetGo(reason);
   Fail(reason);
 }
 
 void Generation::OnStarted(const StartedOutput& started) {
   absl::MutexLock lock(&mutex_);
-  if (end_) return;
+  if (end_ || timeline_.started()) return;  // the first choice starts all
   cached_tokens_ = started.cached_tokens;
   timeline_.OnStarted(absl::Now(), started);
-  buffer_.AddStarted(started);
+  started_ = started;
   SendNext();
 }
 
-void Generation::OnTokens(StepOutput output) {
+void Generation::OnTokens(size_t index, StepOutput output) {
   absl::Status taken;
   {
     absl::MutexLock lock(&mutex_);
     if (end_) return;
     timeline_.OnTokens(absl::Now(), static_cast<int64_t>(output.tokens.size()));
-    taken = buffer_.AddTokens(std::move(output));
+    taken = choices_[index].buffer.AddTokens(std::move(output));
     if (taken.ok()) SendNext();
   }
-  if (!taken.ok()) {
-    LetGo(taken);
-    Fail(taken);
-  }
+  if (!taken.ok()) Fail(taken);
 }
 
-void Generation::OnFinished(const FinishedOutput& finished) {
+void Generation::OnFinished(size_t index, const FinishedOutput& finished) {
   {
     absl::MutexLock lock(&mutex_);
     if (end_) return;
+    Choice& choice = choices_[index];
+    choice.finished = true;
+    choice.buffer.AddFinished(finished);
+    const FinishedOutput before = std::exchange(whole_, finished);
+    whole_.rounds += before.rounds;
+    whole_.drafted_tokens += before.drafted_tokens;
+    whole_.accepted_tokens += before.accepted_tokens;
+    whole_.prefill_time = std::max(whole_.prefill_time, before.prefill_time);
+    whole_.decode_time = std::max(whole_.decode_time, before.decode_time);
+    if (++finished_ < choices_.size()) return SendNext();
     end_ = absl::OkStatus();
-    timeline_.OnFinished(absl::Now(), finished);
-    LogEnd(absl::OkStatus(), &finished);
-    buffer_.AddFinished(finished);
+    timeline_.OnFinished(absl::Now(), whole_);
+    LogEnd(absl::OkStatus(), &whole_);
     SendNext();
   }
   ended_callback_(*this, absl::OkStatus());
@@ -166,6 +214,12 @@ void Generation::LogEnd(const absl::Status& status, const FinishedOutput* finish
       {"trace_id", facts_.trace_id},
       {"end", status.ok() ? std::string("OK") : absl::StatusCodeToString(status.code())}};
   if (!status.ok()) fields.push_back({"reason", DetailsOf(status).reason});
+  if (!facts_.labels.empty()) {
+    std::string labels;
+    for (const RequestLabel& label : facts_.labels)
+      absl::StrAppend(&labels, labels.empty() ? "" : " ", label.key, "=", label.value);
+    fields.push_back({"labels", std::move(labels)});
+  }
   if (refused) return LogEvent(spdlog::level::debug, "request refused", fields);
   fields.push_back({"cached_tokens", cached_tokens_});
   fields.push_back({"output_tokens", timeline_.output_tokens()});
@@ -198,7 +252,6 @@ void Generation::CheckProgress(absl::Time now, absl::Duration limit) {
       WithDetails(absl::ResourceExhaustedError(absl::StrCat(
                       "the client reads too slowly: it took nothing for ", absl::FormatDuration(limit))),
                   {.reason = "SLOW_CONSUMER", .field = "", .retry_after = {}, .metadata = {}});
-  LetGo(reason);
   Fail(reason);
 }
 
@@ -206,18 +259,23 @@ void Generation::CheckProgress(absl::Time now, absl::Duration limit) {
 void Generation::SendNext() {
   if (reactor_ == nullptr || writing_ || finish_called_) return;
   if (!end_ || end_->ok()) {
-    std::optional<StreamEvent> event = client_gone_ ? std::nullopt : buffer_.Next();
-    if (event) {
-      v1::GenerateResponse message;
-      message.set_seq(next_seq_++);
-      if (const auto* started = std::get_if<StartedOutput>(&*event)) {
-        *message.mutable_started() = ToMessage(*started, facts_);
-      } else if (const auto* chunk = std::get_if<OutputChunk>(&*event)) {
-        *message.mutable_chunk() = ToMessage(*chunk);
+    v1::GenerateResponse message;
+    if (!client_gone_ && started_.has_value()) {
+      *message.mutable_started() = ToMessage(*std::exchange(started_, std::nullopt), facts_);
+    }
+    for (uint32_t index = 0; index < choices_.size() && !client_gone_; ++index) {
+      if (message.event_case() != v1::GenerateResponse::EVENT_NOT_SET) break;
+      std::optional<StreamEvent> event = choices_[index].buffer.Next();
+      if (!event) continue;
+      if (const auto* chunk = std::get_if<OutputChunk>(&*event)) {
+        *message.mutable_chunk() = ToMessage(*chunk, index);
       } else {
         *message.mutable_finished() =
-            ToMessage(std::get<FinishedOutput>(*event), facts_, cached_tokens_, timeline_);
+            ToMessage(std::get<FinishedOutput>(*event), facts_, cached_tokens_, timeline_, index);
       }
+    }
+    if (message.event_case() != v1::GenerateResponse::EVENT_NOT_SET) {
+      message.set_seq(next_seq_++);
       writing_ = true;
       last_call_ = absl::Now();
       written_ = ToByteBuffer(message);

@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -21,8 +22,9 @@
 namespace dflash {
 
 // Lives until the client's stream and the dispatcher have both let go of it. At most one write is in flight;
-// what comes meanwhile is merged by StreamBuffer.
-class Generation final : public OutputListener, public std::enable_shared_from_this<Generation> {
+// what comes meanwhile is merged by StreamBuffer. Each choice is a request of its own to the dispatcher; they
+// fail together.
+class Generation final : public std::enable_shared_from_this<Generation> {
  public:
   // `ended` is called once, with the status that the client gets.
   Generation(Dispatcher* dispatcher, RequestMetrics* metrics, StreamFacts facts,
@@ -33,7 +35,10 @@ class Generation final : public OutputListener, public std::enable_shared_from_t
   // done with it; call once.
   grpc::ServerWriteReactor<grpc::ByteBuffer>* NewReactor(grpc::CallbackServerContext* context);
 
-  // Queues the prepared request. Ends the stream with the error when it is not taken.
+  // What the choices are called in the dispatcher: the first one as the generation.
+  static std::string IdOfChoice(const std::string& id, uint32_t index);
+  // Queues the prepared request, whose choices' ids are reserved. Ends the stream with the error when it is
+  // not taken.
   void Submit(const GroupRequest& request);
   // Ends the stream; nothing when it has ended already.
   void Fail(const absl::Status& status);
@@ -42,25 +47,28 @@ class Generation final : public OutputListener, public std::enable_shared_from_t
   // Cuts off a client that has taken nothing for `limit` although something is there; call it now and then.
   void CheckProgress(absl::Time now, absl::Duration limit);
 
-  void OnStarted(const StartedOutput& started) override;
-  void OnTokens(StepOutput output) override;
-  void OnFinished(const FinishedOutput& finished) override;
-  void OnFailed(const absl::Status& status) override { Fail(status); }
-
   const std::string& id() const { return facts_.request_id; }
   const std::string& client() const { return facts_.client; }
 
  private:
   class Reactor;
+  class ChoiceListener;
+  struct Choice {
+    explicit Choice(const StreamBuffer::Options& options) : buffer(options) {}
+    StreamBuffer buffer;
+    std::optional<std::string> key;
+    bool finished = false;
+  };
 
+  void OnStarted(const StartedOutput& started);
+  void OnTokens(size_t index, StepOutput output);
+  void OnFinished(size_t index, const FinishedOutput& finished);
   void OnClientGone();
   void OnWritten(bool ok);
   void OnReactorDone();
   // One line for the whole request; `finished` when it has an output's summary.
   void LogEnd(const absl::Status& status, const FinishedOutput* finished) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Lets the dispatcher forget the request, if it has it.
-  void LetGo(const absl::Status& reason);
   void SendNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   Dispatcher* const dispatcher_;
@@ -69,11 +77,13 @@ class Generation final : public OutputListener, public std::enable_shared_from_t
   const std::function<void(const Generation&, const absl::Status&)> ended_callback_;
 
   absl::Mutex mutex_;
-  StreamBuffer buffer_ ABSL_GUARDED_BY(mutex_);
+  std::vector<Choice> choices_ ABSL_GUARDED_BY(mutex_);
+  std::optional<StartedOutput> started_ ABSL_GUARDED_BY(mutex_);  // not sent yet
+  FinishedOutput whole_ ABSL_GUARDED_BY(mutex_);                  // of all choices that have finished
+  size_t finished_ ABSL_GUARDED_BY(mutex_) = 0;
   RequestTimeline timeline_ ABSL_GUARDED_BY(mutex_);
   Reactor* reactor_ ABSL_GUARDED_BY(mutex_) = nullptr;                      // null once gRPC is done
   grpc::CallbackServerContext* context_ ABSL_GUARDED_BY(mutex_) = nullptr;  // valid while reactor_ is
-  std::optional<std::string> key_ ABSL_GUARDED_BY(mutex_);
   std::optional<absl::Status> end_ ABSL_GUARDED_BY(mutex_);  // how the stream ends, once that is known
   int64_t cached_tokens_ ABSL_GUARDED_BY(mutex_) = 0;
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;

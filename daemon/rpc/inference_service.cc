@@ -195,6 +195,7 @@ class InferenceService::Impl final : public RawService {
   // Runs on the pool, since tokenizing a long prompt takes its time.
   void PrepareAndSubmit(const std::shared_ptr<Generation>& generation, const ClientRequest& request,
                         const GroupInfo& info);
+  void ReleaseChoices(const std::string& id, uint32_t count);
 
   void CountCall(const char* method, const absl::Status& status) {
     exporter_->server()
@@ -328,6 +329,14 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* InferenceService::Impl::Generate(
   const TraceContext trace = TraceOf(*context);
   facts.trace_id = trace.trace_id;
   context->AddInitialMetadata("traceparent", FormatTraceparent(trace));
+  if (request.ok()) {
+    facts.labels = request->labels;
+    facts.n = std::clamp(request->n, 1u, RequestLimits::kMaxN);
+    facts.parse = request->parse;
+    if (const auto* chat = std::get_if<ChatPrompt>(&request->prompt)) facts.tools_json = chat->tools_json;
+    if (const absl::StatusOr<GroupInfo> info = dispatcher_->Info(); info.ok())
+      facts.model_fingerprint = FingerprintOf(*info);
+  }
   facts.client_stop_ids.assign(message.stopping().token_ids().begin(), message.stopping().token_ids().end());
   const std::string id = facts.request_id;
   StreamBuffer::Options output = OutputOptionsOf(message);
@@ -358,7 +367,12 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* InferenceService::Impl::Generate(
     DFLASH_ASSIGN_OR_RETURN(GroupInfo info, dispatcher_->Info());
     DFLASH_RETURN_IF_ERROR(Apply(speculation(), &*request, &info));
     DFLASH_RETURN_IF_ERROR(CheckRequest(*request, info));
-    DFLASH_RETURN_IF_ERROR(dispatcher_->Reserve(id, request->client));
+    for (uint32_t index = 0; index < request->n; ++index) {
+      const absl::Status reserved = dispatcher_->Reserve(Generation::IdOfChoice(id, index), request->client);
+      if (reserved.ok()) continue;
+      ReleaseChoices(id, index);
+      return reserved;
+    }
     return info;
   };
   absl::StatusOr<GroupInfo> info = accept();
@@ -376,11 +390,15 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* InferenceService::Impl::Generate(
   return reactor;
 }
 
+void InferenceService::Impl::ReleaseChoices(const std::string& id, uint32_t count) {
+  for (uint32_t index = 0; index < count; ++index) dispatcher_->Release(Generation::IdOfChoice(id, index));
+}
+
 void InferenceService::Impl::PrepareAndSubmit(const std::shared_ptr<Generation>& generation,
                                               const ClientRequest& request, const GroupInfo& info) {
   absl::StatusOr<GroupRequest> prepared = Prepare(request, info, *prompts_, RandomBits());
   if (!prepared.ok()) {
-    dispatcher_->Release(generation->id());
+    ReleaseChoices(generation->id(), request.n);
     return generation->Fail(prepared.status());
   }
   generation->Submit(*prepared);
@@ -411,6 +429,7 @@ absl::Status InferenceService::Impl::FillModelInfo(v1::GetModelInfoResponse* res
   response->set_max_sequences(static_cast<uint32_t>(info.max_sequences));
   response->set_same_text_rows(static_cast<uint32_t>(info.same_text_rows));
   response->set_feature_contract(info.feature_contract);
+  response->set_model_fingerprint(FingerprintOf(info));
   return absl::OkStatus();
 }
 

@@ -85,7 +85,35 @@ wire::Submit ToMessage(const std::string& key, const GroupRequest& request, absl
   submit.set_top_p(request.top_p);
   submit.set_min_p(request.min_p);
   submit.set_seed(request.seed);
+  submit.set_repetition_penalty(request.repetition_penalty);
+  submit.set_frequency_penalty(request.frequency_penalty);
+  submit.set_presence_penalty(request.presence_penalty);
+  for (const TokenBias& bias : request.logit_bias) {
+    wire::LogitBias* to = submit.add_logit_bias();
+    to->set_token_id(bias.token);
+    to->set_bias(bias.bias);
+  }
+  for (const std::vector<int32_t>& word : request.bad_words)
+    submit.add_bad_words()->mutable_ids()->Add(word.begin(), word.end());
+  if (request.thinking.max_tokens >= 0) {
+    submit.mutable_thinking()->set_max_tokens(request.thinking.max_tokens);
+    submit.mutable_thinking()->set_open(request.thinking.open);
+    submit.mutable_thinking()->set_close(request.thinking.close);
+  }
+  if (request.language.any()) {
+    wire::Constraint* constraint = submit.mutable_constraint();
+    if (request.language.json_object) constraint->set_json_object(true);
+    if (!request.language.json_schema.empty()) constraint->set_json_schema(request.language.json_schema);
+    for (const std::string& choice : request.language.choices)
+      constraint->mutable_choice()->add_choices(choice);
+    constraint->set_thinking_open(request.language.thinking_open);
+    constraint->set_thinking_close(request.language.thinking_close);
+  }
   submit.set_max_tokens(request.max_tokens);
+  submit.set_min_tokens(request.min_tokens);
+  submit.set_include_stop_in_text(request.include_stop_in_text);
+  submit.set_logprobs(request.log_probs);
+  submit.mutable_output_tokens()->Add(request.output_tokens.begin(), request.output_tokens.end());
   submit.mutable_stop_token_ids()->Add(request.stop_token_ids.begin(), request.stop_token_ids.end());
   for (const std::string& stop : request.stop_strings) submit.add_stop_strings(stop);
   submit.set_speculate(request.speculate);
@@ -107,6 +135,12 @@ StepOutput FromMessage(wire::Tokens&& message) {
   for (const wire::Round& round : message.rounds()) {
     output.rounds.push_back({.drafted = round.drafted(), .accepted = round.accepted()});
   }
+  for (const wire::TokenLogprobs& place : message.logprobs()) {
+    PlaceLogProbs& to = output.log_probs.emplace_back();
+    to.log_prob = place.logprob();
+    for (int i = 0; i < std::min(place.top_ids_size(), place.top_logprobs_size()); ++i)
+      to.top.push_back({.token = place.top_ids(i), .log_prob = place.top_logprobs(i)});
+  }
   return output;
 }
 
@@ -118,6 +152,9 @@ FinishedOutput FromMessage(const wire::Finished& message) {
       break;
     case wire::FINISH_REASON_STOP_STRING:
       finished.cause = StopCause::kStopString;
+      break;
+    case wire::FINISH_REASON_CONSTRAINT:
+      finished.cause = StopCause::kConstraint;
       break;
     default:
       finished.cause = StopCause::kLength;

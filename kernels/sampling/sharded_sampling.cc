@@ -1,6 +1,7 @@
 #include "kernels/sampling/sharded_sampling.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
@@ -39,6 +40,13 @@ ConstMatrixView RealTokens(ConstMatrixView logits, int64_t first_id, int64_t voc
 }
 
 }  // namespace
+
+int32_t TokenOf(CandidateKey key) { return static_cast<int32_t>(key & 0xffffffffu); }
+
+float LogitOf(CandidateKey key) {
+  const uint32_t ascending = ~static_cast<uint32_t>(key >> 32);
+  return std::bit_cast<float>((ascending & 0x80000000u) != 0 ? ascending & 0x7fffffffu : ~ascending);
+}
 
 SamplingReach ReachOf(const SamplingParams& params) {
   if (params.temperature <= 0) return SamplingReach::kBest;

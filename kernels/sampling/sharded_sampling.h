@@ -22,6 +22,9 @@ namespace dflash {
 using CandidateKey = uint64_t;
 inline constexpr CandidateKey kNoCandidate = ~uint64_t{0};
 inline constexpr CandidateKey kUnusableRow = 0;  // a NaN or +infinity is among the logits
+// The two of a candidate.
+int32_t TokenOf(CandidateKey key);
+float LogitOf(CandidateKey key);
 
 // Longest list. Rows with top-k up to it need one exchange.
 inline constexpr int64_t kMaxListed = 64;

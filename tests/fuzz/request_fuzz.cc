@@ -54,6 +54,7 @@ void CheckError(const absl::Status& status) {
       {absl::StatusCode::kUnimplemented, "TEMPLATE_ERROR"},
       {absl::StatusCode::kUnimplemented, "UNSUPPORTED"},
       {absl::StatusCode::kNotFound, "MODEL_NOT_FOUND"},
+      {absl::StatusCode::kAborted, "REVISION_MISMATCH"},
       {absl::StatusCode::kFailedPrecondition, "METHOD_NOT_LOADED"}};
   const ErrorDetails details = DetailsOf(status);
   DFLASH_CHECK(kKnown.contains({status.code(), details.reason}), status.ToString().c_str());

@@ -27,7 +27,15 @@ namespace {
 using ::testing::ContainsRegex;
 
 std::vector<std::string> GroupFlags(int ranks) {
-  return {"--tp", absl::StrCat(ranks), "--max-restart-delay", "1", "--formation-timeout", "10"};
+  // Clients hear of every loss: what becomes of their requests otherwise is replay_test's.
+  return {"--tp",
+          absl::StrCat(ranks),
+          "--max-restart-delay",
+          "1",
+          "--formation-timeout",
+          "10",
+          "--replay-seconds",
+          "0"};
 }
 
 // What the group is doing when a fault strikes.

@@ -250,6 +250,33 @@ void AddNumbers(std::vector<Case>* cases) {
     AddBad(cases, absl::StrCat("top_k ", bad), "sampling.top_k",
            [=](auto* r) { r->mutable_sampling()->set_top_k(bad); });
   }
+  for (const float bad : {nan, inf, -inf, 0.f, -1.f, std::nextafter(10.f, 20.f), FLT_MAX}) {
+    AddBad(cases, absl::StrCat("repetition_penalty ", bad), "sampling.repetition_penalty",
+           [=](auto* r) { r->mutable_sampling()->set_repetition_penalty(bad); });
+  }
+  for (const float bad : {nan, inf, -inf, std::nextafter(2.f, 3.f), std::nextafter(-2.f, -3.f), FLT_MAX}) {
+    AddBad(cases, absl::StrCat("frequency_penalty ", bad), "sampling.frequency_penalty",
+           [=](auto* r) { r->mutable_sampling()->set_frequency_penalty(bad); });
+    AddBad(cases, absl::StrCat("presence_penalty ", bad), "sampling.presence_penalty",
+           [=](auto* r) { r->mutable_sampling()->set_presence_penalty(bad); });
+  }
+  for (const float bad : {nan, inf, -inf, std::nextafter(100.f, 200.f), -101.f}) {
+    AddBad(cases, absl::StrCat("bias ", bad), "sampling.logit_bias[1].bias", [=](auto* r) {
+      r->mutable_sampling()->add_logit_bias();
+      r->mutable_sampling()->add_logit_bias()->set_token_id(1);
+      r->mutable_sampling()->mutable_logit_bias(1)->set_bias(bad);
+    });
+  }
+  for (const uint32_t bad : {21u, 22u, 4294967295u}) {
+    AddBad(cases, absl::StrCat("top_logprobs ", bad), "output.top_logprobs",
+           [=](auto* r) { r->mutable_output()->set_top_logprobs(bad); });
+  }
+  for (const uint32_t bad : {9u, 4096u, 4294967295u}) {
+    AddBad(cases, absl::StrCat("min_tokens ", bad), "stopping.min_tokens", [=](auto* r) {
+      r->mutable_stopping()->set_max_tokens(8);
+      r->mutable_stopping()->set_min_tokens(bad);
+    });
+  }
   AddBad(cases, "n 0", "sampling.n", [](auto* r) { r->mutable_sampling()->set_n(0); });
   AddBad(cases, "max_tokens 0", "stopping.max_tokens",
          [](auto* r) { r->mutable_stopping()->set_max_tokens(0); });
@@ -266,48 +293,74 @@ void AddNumbers(std::vector<Case>* cases) {
 }
 
 void AddUnbuiltFields(std::vector<Case>* cases) {
-  const float inf = INFINITY, nan = NAN;
-  for (const float value : {nan, inf, -1.f, 1.5f, FLT_MIN}) {
-    AddUnbuilt(cases, "sampling.repetition_penalty",
-               [=](auto* r) { r->mutable_sampling()->set_repetition_penalty(value); });
-    AddUnbuilt(cases, "sampling.frequency_penalty",
-               [=](auto* r) { r->mutable_sampling()->set_frequency_penalty(value); });
-    AddUnbuilt(cases, "sampling.presence_penalty",
-               [=](auto* r) { r->mutable_sampling()->set_presence_penalty(value); });
-  }
   for (const uint32_t value : {2u, 100u, 4294967295u}) {
-    AddUnbuilt(cases, "sampling.n", [=](auto* r) { r->mutable_sampling()->set_n(value); });
-    AddUnbuilt(cases, "stopping.min_tokens", [=](auto* r) { r->mutable_stopping()->set_min_tokens(value); });
-    AddUnbuilt(cases, "output.top_logprobs",
-               [=](auto* r) { r->mutable_output()->set_top_logprobs(value - 2); });
     AddUnbuilt(cases, "output.min_chunk_interval_ms",
                [=](auto* r) { r->mutable_output()->set_min_chunk_interval_ms(value); });
     AddUnbuilt(cases, "speculation.tree_nodes",
                [=](auto* r) { r->mutable_speculation()->set_tree_nodes(value - 2); });
-    AddUnbuilt(cases, "sampling.logit_bias", [=](auto* r) {
-      for (uint32_t i = 0; i < std::min(value, 1000u); ++i)
-        r->mutable_sampling()->add_logit_bias()->set_bias(1);
-    });
-    AddUnbuilt(cases, "stopping.bad_words", [=](auto* r) {
-      for (uint32_t i = 0; i < std::min(value, 1000u); ++i) r->mutable_stopping()->add_bad_words();
-    });
     AddBad(cases, absl::StrCat("cache_salt ", value), "scheduling.cache_salt", [=](auto* r) {
       r->mutable_scheduling()->set_cache_salt(std::string(257 + std::min(value, 1000u), 's'));
     });
   }
-  AddUnbuilt(cases, "stopping.include_stop_in_text",
-             [](auto* r) { r->mutable_stopping()->set_include_stop_in_text(true); });
-  AddUnbuilt(cases, "constraint.json_schema",
-             [](auto* r) { r->mutable_constraint()->set_json_schema("{}"); });
-  AddUnbuilt(cases, "constraint.json_object",
-             [](auto* r) { r->mutable_constraint()->set_json_object(false); });
+  AddUnbuilt(cases, "output.prompt_logprobs", [](auto* r) { r->mutable_output()->set_prompt_logprobs(0); });
   AddUnbuilt(cases, "constraint.regex", [](auto* r) { r->mutable_constraint()->set_regex("(a+)+$"); });
-  AddUnbuilt(cases, "constraint.choice", [](auto* r) { r->mutable_constraint()->mutable_choice(); });
+  for (const char* schema : {R"({"type":"string","pattern":"(a+)+$"})", R"({"oneOf":[true]})",
+                             R"({"properties":{"x":{"minimum":1}}})", R"({"$ref":"http://x"})"}) {
+    AddUnbuilt(cases, "constraint.json_schema",
+               [=](auto* r) { r->mutable_constraint()->set_json_schema(schema); });
+  }
   AddUnbuilt(cases, "constraint.ebnf", [](auto* r) { r->mutable_constraint()->set_ebnf("root ::= root"); });
   AddUnbuilt(cases, "speculation.mode SPECULATION_MODE_DFLASH_TREE",
              [](auto* r) { r->mutable_speculation()->set_mode(v1::SPECULATION_MODE_DFLASH_TREE); });
   AddUnbuilt(cases, "speculation.mode SPECULATION_MODE_MTP",
              [](auto* r) { r->mutable_speculation()->set_mode(v1::SPECULATION_MODE_MTP); });
+}
+
+void AddConstraints(std::vector<Case>* cases) {
+  for (const uint32_t bad : {17u, 100u, 4294967295u})
+    AddBad(cases, absl::StrCat("n ", bad), "sampling.n", [=](auto* r) { r->mutable_sampling()->set_n(bad); });
+  AddBad(cases, "parse without text", "output.parse", [](auto* r) { r->mutable_output()->set_parse(true); });
+  AddBad(cases, "no output to go on", "resume.output_token_ids", [](auto* r) { r->mutable_resume(); });
+  AddBad(cases, "no such token to go on behind", "resume.output_token_ids[0]",
+         [](auto* r) { r->mutable_resume()->add_output_token_ids(4096); });
+  Add(
+      cases, "another model's output", [](auto* r) { r->mutable_resume()->add_output_token_ids(1); },
+      grpc::StatusCode::ABORTED, "REVISION_MISMATCH", "resume.model_fingerprint");
+  AddBad(cases, "label without key", "metadata[0].key", [](auto* r) { r->add_metadata(); });
+  AddBad(cases, "many labels", "metadata", [](auto* r) {
+    for (int i = 0; i < 17; ++i) r->add_metadata()->set_key("k");
+  });
+  for (const size_t size : {size_t{257}, size_t{1'000'000}}) {
+    AddBad(cases, absl::StrCat("label of ", size), "metadata[0].value", [=](auto* r) {
+      r->add_metadata()->set_key("k");
+      r->mutable_metadata(0)->set_value(std::string(size, 'v'));
+    });
+  }
+  for (const std::string& schema : {std::string(), std::string("{"), std::string("[]"), std::string("1"),
+                                    std::string("false"), std::string(R"({"type":"x"})"),
+                                    std::string(R"({"$ref":"#"})"), std::string(R"({"$ref":"#/$defs/none"})"),
+                                    std::string(R"({"enum":[]})"), std::string(R"({"maxLength":99999})"),
+                                    std::string(65'537, ' '), R"({"items":)" + std::string(200, '[') + "}"}) {
+    AddBad(cases, absl::StrCat("schema ", schema.substr(0, 30)), "constraint.json_schema",
+           [=](auto* r) { r->mutable_constraint()->set_json_schema(schema); });
+  }
+  AddBad(cases, "no object", "constraint.json_object",
+         [](auto* r) { r->mutable_constraint()->set_json_object(false); });
+  AddBad(cases, "no choice", "constraint.choice.choices",
+         [](auto* r) { r->mutable_constraint()->mutable_choice(); });
+  AddBad(cases, "empty choice", "constraint.choice.choices[1]", [](auto* r) {
+    r->mutable_constraint()->mutable_choice()->add_choices("x");
+    r->mutable_constraint()->mutable_choice()->add_choices("");
+  });
+  for (const int count : {1025, 100'000}) {
+    AddBad(cases, absl::StrCat(count, " choices"), "constraint.choice.choices", [=](auto* r) {
+      for (int i = 0; i < count; ++i) r->mutable_constraint()->mutable_choice()->add_choices("x");
+    });
+  }
+  AddBad(cases, "long choices", "constraint.choice.choices[1]", [](auto* r) {
+    for (int i = 0; i < 2; ++i)
+      r->mutable_constraint()->mutable_choice()->add_choices(std::string(40'000, 'x'));
+  });
 }
 
 void AddTokensAndCounts(std::vector<Case>* cases) {
@@ -333,6 +386,32 @@ void AddTokensAndCounts(std::vector<Case>* cases) {
                         detokenize.SerializeAsString(), kInvalid, "BAD_PARAMETER", field,
                         absl::StrCat("no token has id ", id)});
     }
+  }
+  for (const uint32_t id : {4096u, 4294967295u}) {
+    AddBad(cases, absl::StrCat("bias of token ", id), "sampling.logit_bias[0].token_id",
+           [=](auto* r) { r->mutable_sampling()->add_logit_bias()->set_token_id(id); });
+    AddBad(cases, absl::StrCat("bad word with token ", id), "stopping.bad_words[0].ids[1]", [=](auto* r) {
+      v1::TokenIds* word = r->mutable_stopping()->add_bad_words();
+      word->add_ids(1);
+      word->add_ids(id);
+    });
+  }
+  AddBad(cases, "two biases of one token", "sampling.logit_bias[1].token_id", [](auto* r) {
+    for (int i = 0; i < 2; ++i) r->mutable_sampling()->add_logit_bias()->set_token_id(7);
+  });
+  for (const uint32_t count : {1025u, 100'000u}) {
+    AddBad(cases, absl::StrCat(count, " biases"), "sampling.logit_bias", [=](auto* r) {
+      for (uint32_t i = 0; i < count; ++i) r->mutable_sampling()->add_logit_bias()->set_token_id(i);
+    });
+  }
+  for (const int count : {65, 10'000}) {
+    AddBad(cases, absl::StrCat(count, " bad words"), "stopping.bad_words", [=](auto* r) {
+      for (int i = 0; i < count; ++i) r->mutable_stopping()->add_bad_words()->add_ids(1);
+    });
+  }
+  for (const int size : {0, 33, 10'000}) {
+    AddBad(cases, absl::StrCat("bad word of ", size), "stopping.bad_words[0].ids",
+           [=](auto* r) { r->mutable_stopping()->add_bad_words()->mutable_ids()->Resize(size, 1); });
   }
   for (const int count : {17, 18, 100, 10'000}) {
     AddBad(cases, absl::StrCat(count, " stop strings"), "stopping.strings", [=](auto* r) {
@@ -532,6 +611,7 @@ TEST(HostileRequests, EachIsRefusedByNameAndTheNextWorks) {
   AddTruncated(&cases);
   AddNumbers(&cases);
   AddUnbuiltFields(&cases);
+  AddConstraints(&cases);
   AddTokensAndCounts(&cases);
   AddNames(&cases);
   AddJson(&cases);

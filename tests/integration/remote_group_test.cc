@@ -103,7 +103,8 @@ class RemoteGroup : public ::testing::Test {
     return Launcher(secret, flags);
   }
   std::vector<std::string> Connect(const std::string& secret) const {
-    return {"--connect", leader_, "--group-secret-file", secret, "--max-restart-delay", "1"};
+    return {"--connect",           leader_, "--group-secret-file", secret,
+            "--max-restart-delay", "1",     "--replay-seconds",    "0"};
   }
 
   void ExpectAnswers(Server& server) const {

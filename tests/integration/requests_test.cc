@@ -3,6 +3,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
 #include "tests/integration/golden_prompts.h"
 #include "tests/integration/server.h"
 
@@ -107,26 +108,10 @@ TEST_F(RequestsTest, BadValuesNameTheirField) {
 TEST_F(RequestsTest, WhatIsNotBuiltIsRefusedByName) {
   constexpr grpc::StatusCode kMissing = grpc::StatusCode::UNIMPLEMENTED;
   ExpectRefusals({
-      {"repetition_penalty", [](Request* r) { r->mutable_sampling()->set_repetition_penalty(1.1f); },
-       kMissing, "sampling.repetition_penalty"},
-      {"frequency_penalty", [](Request* r) { r->mutable_sampling()->set_frequency_penalty(0.5f); }, kMissing,
-       "sampling.frequency_penalty"},
-      {"presence_penalty", [](Request* r) { r->mutable_sampling()->set_presence_penalty(0.5f); }, kMissing,
-       "sampling.presence_penalty"},
-      {"n", [](Request* r) { r->mutable_sampling()->set_n(2); }, kMissing, "sampling.n"},
-      {"logit_bias", [](Request* r) { r->mutable_sampling()->add_logit_bias()->set_bias(1); }, kMissing,
-       "sampling.logit_bias"},
-      {"min_tokens", [](Request* r) { r->mutable_stopping()->set_min_tokens(3); }, kMissing,
-       "stopping.min_tokens"},
-      {"include_stop_in_text", [](Request* r) { r->mutable_stopping()->set_include_stop_in_text(true); },
-       kMissing, "stopping.include_stop_in_text"},
-      {"bad_words", [](Request* r) { r->mutable_stopping()->add_bad_words()->add_ids(1); }, kMissing,
-       "stopping.bad_words"},
-      {"json_schema", [](Request* r) { r->mutable_constraint()->set_json_schema("{}"); }, kMissing,
-       "constraint"},
+      {"pattern",
+       [](Request* r) { r->mutable_constraint()->set_json_schema(R"({"type": "string", "pattern": "a"})"); },
+       kMissing, "\"pattern\""},
       {"regex", [](Request* r) { r->mutable_constraint()->set_regex("a*"); }, kMissing, "constraint"},
-      {"top_logprobs", [](Request* r) { r->mutable_output()->set_top_logprobs(0); }, kMissing,
-       "output.top_logprobs"},
       {"min_chunk_interval_ms", [](Request* r) { r->mutable_output()->set_min_chunk_interval_ms(10); },
        kMissing, "output.min_chunk_interval_ms"},
       {"tree", [](Request* r) { r->mutable_speculation()->set_mode(v1::SPECULATION_MODE_DFLASH_TREE); },
@@ -173,6 +158,168 @@ TEST_F(RequestsTest, StopsEndTheOutput) {
   const ctl::Generation by_length = server_->GenerateOk(request);
   EXPECT_EQ(by_length.finished.reason(), v1::FINISH_REASON_LENGTH);
   EXPECT_EQ(by_length.token_ids.size(), 7u);
+}
+
+// Each parameter reaches the model, and says what it does in the stream.
+TEST_F(RequestsTest, ParametersChangeTheChoice) {
+  const GoldenText golden = GoldenTexts().front();
+  const Request plain = TokenRequest(golden.prompt_ids, 12);
+  const std::vector<uint32_t> tokens = server_->GenerateOk(plain).token_ids;
+  ASSERT_EQ(tokens.size(), 12u);
+
+  Request request = plain;
+  request.mutable_sampling()->set_repetition_penalty(2);
+  request.mutable_sampling()->set_frequency_penalty(1);
+  request.mutable_sampling()->set_presence_penalty(1);
+  const ctl::Generation penalized = server_->GenerateOk(request);
+  EXPECT_NE(penalized.token_ids, tokens);
+  EXPECT_EQ(penalized.started.effective_sampling().repetition_penalty(), 2);
+  EXPECT_EQ(penalized.started.effective_sampling().frequency_penalty(), 1);
+  request.mutable_speculation()->set_mode(v1::SPECULATION_MODE_OFF);
+  EXPECT_EQ(server_->GenerateOk(request).token_ids, penalized.token_ids);
+
+  request = plain;
+  v1::LogitBias* bias = request.mutable_sampling()->add_logit_bias();
+  bias->set_token_id(77);
+  bias->set_bias(100);
+  EXPECT_EQ(server_->GenerateOk(request).token_ids, std::vector<uint32_t>(12, 77));
+
+  request = plain;
+  request.mutable_stopping()->add_bad_words()->add_ids(tokens[3]);
+  EXPECT_THAT(server_->GenerateOk(request).token_ids, ::testing::Not(::testing::Contains(tokens[3])));
+
+  request = plain;
+  request.mutable_stopping()->add_token_ids(tokens[2]);
+  EXPECT_EQ(server_->GenerateOk(request).token_ids.size(), 3u);
+  request.mutable_stopping()->set_min_tokens(8);
+  EXPECT_GE(server_->GenerateOk(request).token_ids.size(), 8u);
+
+  request = TokenRequest(golden.prompt_ids, 128);
+  request.mutable_output()->set_text(true);
+  request.mutable_stopping()->add_strings(", 46");
+  request.mutable_stopping()->set_include_stop_in_text(true);
+  EXPECT_EQ(server_->GenerateOk(request).text, "19, 28, 37, 46");
+}
+
+TEST_F(RequestsTest, LogProbabilities) {
+  const GoldenText golden = GoldenTexts().front();
+  Request request = TokenRequest(golden.prompt_ids, 12);
+  request.mutable_output()->set_top_logprobs(3);
+  const ctl::Generation generation = server_->GenerateOk(request);
+  ASSERT_EQ(generation.logprobs.size(), 12u);
+  for (size_t i = 0; i < generation.logprobs.size(); ++i) {
+    const v1::TokenLogprobs& place = generation.logprobs[i];
+    ASSERT_EQ(place.top_size(), 3);
+    // Greedy: the token is the best one.
+    EXPECT_EQ(place.top(0).token_id(), generation.token_ids[i]);
+    EXPECT_EQ(place.top(0).logprob(), place.logprob());
+    EXPECT_GE(place.top(0).logprob(), place.top(1).logprob());
+    EXPECT_LE(place.logprob(), 0);
+  }
+  request.mutable_output()->set_top_logprobs(0);
+  const ctl::Generation alone = server_->GenerateOk(request);
+  ASSERT_EQ(alone.logprobs.size(), 12u);
+  EXPECT_EQ(alone.logprobs[0].top_size(), 0);
+  EXPECT_EQ(alone.logprobs[0].logprob(), generation.logprobs[0].logprob());
+}
+
+TEST_F(RequestsTest, ConstraintsHold) {
+  Request request = ChatRequest("Tell me about yourself.");
+  request.mutable_chat()->set_enable_thinking(false);
+  request.mutable_sampling()->set_temperature(1);
+  request.mutable_sampling()->set_seed(3);
+  request.mutable_stopping()->set_max_tokens(200);
+  request.mutable_constraint()->set_json_schema(
+      R"({"type": "object", "required": ["name", "age"], "properties": {"name": {"type": "string", "maxLength": 20},
+          "age": {"type": "integer"}}})");
+  const ctl::Generation generation = server_->GenerateOk(request);
+  EXPECT_EQ(generation.finished.reason(), v1::FINISH_REASON_EOS);
+  const auto json = nlohmann::json::parse(generation.text, nullptr, /*allow_exceptions=*/false);
+  ASSERT_TRUE(json.is_object()) << generation.text;
+  EXPECT_TRUE(json["name"].is_string());
+  EXPECT_TRUE(json["age"].is_number_integer());
+  request.mutable_speculation()->set_mode(v1::SPECULATION_MODE_OFF);
+  EXPECT_EQ(server_->GenerateOk(request).token_ids, generation.token_ids);
+
+  request.mutable_constraint()->mutable_choice()->add_choices("left");
+  request.mutable_constraint()->mutable_choice()->add_choices("right");
+  request.mutable_stopping()->set_ignore_eos(true);
+  const ctl::Generation choice = server_->GenerateOk(request);
+  EXPECT_THAT(choice.text, ::testing::AnyOf("left", "right"));
+  EXPECT_EQ(choice.finished.reason(), v1::FINISH_REASON_CONSTRAINT);
+}
+
+TEST_F(RequestsTest, ChoicesAreRequestsOfTheirOwn) {
+  const GoldenText golden = GoldenTexts().back();
+  Request request = TokenRequest(golden.prompt_ids, 20);
+  request.mutable_sampling()->set_temperature(1);
+  request.mutable_sampling()->set_seed(11);
+  request.mutable_output()->set_text(true);
+  const ctl::Generation alone = server_->GenerateOk(request);
+  request.mutable_sampling()->set_n(3);
+  const ctl::Generation three = server_->GenerateOk(request);
+  EXPECT_EQ(three.started.effective_sampling().n(), 3u);
+  EXPECT_EQ(three.token_ids, alone.token_ids);
+  EXPECT_EQ(three.text, alone.text);
+  ASSERT_EQ(three.others.size(), 2u);
+  EXPECT_NE(three.others[0].token_ids, alone.token_ids);
+  EXPECT_NE(three.others[0].token_ids, three.others[1].token_ids);
+  for (const ctl::Generation& other : three.others) {
+    EXPECT_EQ(other.finished.usage().completion_tokens(), other.token_ids.size());
+  }
+  EXPECT_TRUE(server_->WaitUntilIdle());
+}
+
+TEST_F(RequestsTest, AnOutputGoesOnFromItsBeginning) {
+  Request request = TokenRequest(GoldenTexts().back().prompt_ids, 30);
+  request.mutable_sampling()->set_temperature(0.8f);
+  request.mutable_output()->set_text(true);
+  const ctl::Generation whole = server_->GenerateOk(request);
+  ASSERT_EQ(whole.token_ids.size(), 30u);
+  request.mutable_sampling()->set_seed(whole.started.effective_sampling().seed());
+  for (int i = 0; i < 12; ++i)
+    request.mutable_resume()->add_output_token_ids(whole.token_ids[static_cast<size_t>(i)]);
+  request.mutable_resume()->set_model_fingerprint(whole.started.model_fingerprint());
+  EXPECT_EQ(server_->ModelInfo().model_fingerprint(), whole.started.model_fingerprint());
+  grpc::ClientContext context;
+  const auto reader = server_->stub().Generate(&context, request);
+  std::vector<uint32_t> tokens(whole.token_ids.begin(), whole.token_ids.begin() + 12);
+  v1::GenerateResponse response;
+  std::string text;
+  while (reader->Read(&response)) {
+    if (!response.has_chunk()) continue;
+    EXPECT_EQ(response.chunk().first_token_offset(), tokens.size());
+    tokens.insert(tokens.end(), response.chunk().token_ids().begin(), response.chunk().token_ids().end());
+    text += response.chunk().text();
+  }
+  EXPECT_TRUE(reader->Finish().ok());
+  EXPECT_EQ(tokens, whole.token_ids);
+  EXPECT_THAT(whole.text, ::testing::EndsWith(text));
+  EXPECT_EQ(response.finished().usage().completion_tokens(), 30u);
+}
+
+// The model does not know the form of tool calls, so a constraint of one choice makes it write one.
+TEST_F(RequestsTest, ChatsAreTakenApart) {
+  Request request = ChatRequest("What is the weather?");
+  request.mutable_chat()->set_enable_thinking(true);
+  request.mutable_chat()->add_tools_json(
+      R"({"type": "function", "function": {"name": "weather", "parameters": {"properties": {"day": {"type": "string"}}}}})");
+  request.mutable_stopping()->set_max_thinking_tokens(6);
+  request.mutable_stopping()->set_max_tokens(200);
+  request.mutable_constraint()->mutable_choice()->add_choices(
+      "I look.\n\n[call]{\"name\": \"weather\", \"arguments\": {\"day\": \"1\"}}[/call]");
+  const ctl::Generation plain = server_->GenerateOk(request);
+  EXPECT_THAT(plain.text, ::testing::HasSubstr("</think>"));
+  request.mutable_output()->set_parse(true);
+  request.add_metadata()->set_key("team");
+  request.mutable_metadata(0)->set_value("blue");
+  const ctl::Generation parsed = server_->GenerateOk(request);
+  EXPECT_EQ(parsed.token_ids, plain.token_ids);
+  EXPECT_THAT(parsed.text, ::testing::StartsWith("I look.\n\n[call]"));
+  EXPECT_THAT(plain.text, ::testing::HasSubstr(parsed.reasoning));
+  EXPECT_FALSE(parsed.reasoning.empty());
+  ASSERT_EQ(parsed.started.metadata_size(), 1);
+  EXPECT_EQ(parsed.started.metadata(0).value(), "blue");
 }
 
 }  // namespace

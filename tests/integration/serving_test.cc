@@ -242,7 +242,7 @@ TEST(QueueTest, OverflowIsRefusedWithAHint) {
 }
 
 TEST(LossTest, AKilledWorkerIsReportedAtOnce) {
-  Server server;
+  Server server({"--replay-seconds", "0"});
   ASSERT_NE(server.channel(), nullptr);
   const v1::GetLoadResponse before = server.Load();
   ASSERT_EQ(before.groups_size(), 1);
@@ -295,7 +295,7 @@ TEST(GroupsTest, TheOtherGroupServesOn) {
 }
 
 TEST(LossTest, AStoppedWorkerIsLostAndKilled) {
-  Server server;
+  Server server({"--replay-seconds", "0"});
   ASSERT_NE(server.channel(), nullptr);
   const int worker = server.Load().groups(0).leader_pid();
   OpenStream stream(server.stub(), EndlessRequest());

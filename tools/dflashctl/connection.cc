@@ -84,34 +84,43 @@ std::optional<std::string> StreamChecker::See(const v1::GenerateResponse& respon
     return absl::StrCat("message ", response.seq(), " came where ", next_seq_, " was due");
   }
   ++next_seq_;
-  if (finished_) return "a message after Finished";
+  if (!choices_.empty() && !AtEnd()) return "a message after Finished";
   switch (response.event_case()) {
     case v1::GenerateResponse::kStarted:
       if (started_) return "Started came twice";
       started_ = true;
+      choices_.resize(std::max(1u, response.started().effective_sampling().n()));
       return std::nullopt;
     case v1::GenerateResponse::kChunk: {
       if (!started_) return "a chunk before Started";
       const v1::Chunk& chunk = response.chunk();
-      if (chunk.token_ids_size() > 0 && chunk.first_token_offset() != tokens_) {
-        return absl::StrCat("a chunk begins at token ", chunk.first_token_offset(), " where ", tokens_,
+      if (chunk.index() >= choices_.size()) return "a chunk of a choice that was not asked for";
+      Choice& choice = choices_[chunk.index()];
+      if (choice.finished) return "a chunk after its Finished";
+      if (chunk.token_ids_size() > 0 && chunk.first_token_offset() != choice.tokens) {
+        return absl::StrCat("a chunk begins at token ", chunk.first_token_offset(), " where ", choice.tokens,
                             " was due");
       }
       for (const v1::StepInfo& round : chunk.steps()) {
         if (round.accepted() > round.drafted()) return "a round accepted more than was drafted";
         if (round.token_count() > round.accepted() + 1) return "a round gave more tokens than accepted + 1";
       }
-      tokens_ += static_cast<uint64_t>(chunk.token_ids_size());
+      choice.tokens += static_cast<uint64_t>(chunk.token_ids_size());
       return std::nullopt;
     }
-    case v1::GenerateResponse::kFinished:
+    case v1::GenerateResponse::kFinished: {
       if (!started_) return "Finished before Started";
-      if (tokens_ > 0 && response.finished().usage().completion_tokens() != tokens_) {
+      if (response.finished().index() >= choices_.size())
+        return "Finished of a choice that was not asked for";
+      Choice& choice = choices_[response.finished().index()];
+      if (choice.finished) return "Finished came twice";
+      if (choice.tokens > 0 && response.finished().usage().completion_tokens() != choice.tokens) {
         return absl::StrCat("usage counts ", response.finished().usage().completion_tokens(), " tokens, ",
-                            tokens_, " came");
+                            choice.tokens, " came");
       }
-      finished_ = true;
+      choice.finished = true;
       return std::nullopt;
+    }
     case v1::GenerateResponse::EVENT_NOT_SET:
       return "a message without an event";
   }
@@ -119,7 +128,9 @@ std::optional<std::string> StreamChecker::See(const v1::GenerateResponse& respon
 }
 
 std::optional<std::string> StreamChecker::AtEnd() const {
-  if (!finished_) return "the stream ended without Finished";
+  const bool all =
+      std::all_of(choices_.begin(), choices_.end(), [](const Choice& choice) { return choice.finished; });
+  if (choices_.empty() || !all) return "the stream ended without Finished";
   return std::nullopt;
 }
 
@@ -191,15 +202,21 @@ grpc::Status ReadGeneration(v1::InferenceService::Stub& stub, grpc::ClientContex
     broken = checker.See(response);
     if (broken) break;
     if (response.has_started()) result->started = response.started();
-    if (response.has_finished()) result->finished = response.finished();
+    result->others.resize(std::max(1u, result->started.effective_sampling().n()) - 1);
+    const auto of = [&](uint32_t index) { return index == 0 ? result : &result->others[index - 1]; };
+    if (response.has_finished()) of(response.finished().index())->finished = response.finished();
     if (response.has_chunk()) {
       const v1::Chunk& chunk = response.chunk();
       if (result->first_token_seconds == 0) {
         result->first_token_seconds = absl::ToDoubleSeconds(absl::Now() - begin);
       }
-      result->token_ids.insert(result->token_ids.end(), chunk.token_ids().begin(), chunk.token_ids().end());
-      result->text += chunk.text();
-      result->rounds.insert(result->rounds.end(), chunk.steps().begin(), chunk.steps().end());
+      Generation* to = of(chunk.index());
+      to->token_ids.insert(to->token_ids.end(), chunk.token_ids().begin(), chunk.token_ids().end());
+      to->text += chunk.text();
+      to->reasoning += chunk.reasoning();
+      to->tool_calls.insert(to->tool_calls.end(), chunk.tool_calls().begin(), chunk.tool_calls().end());
+      to->rounds.insert(to->rounds.end(), chunk.steps().begin(), chunk.steps().end());
+      to->logprobs.insert(to->logprobs.end(), chunk.logprobs().begin(), chunk.logprobs().end());
       if (on_chunk) on_chunk(chunk);
     }
   }

@@ -73,6 +73,10 @@ struct Generation {
   std::vector<uint32_t> token_ids;
   std::string text;
   std::vector<v1::StepInfo> rounds;
+  std::vector<v1::TokenLogprobs> logprobs;
+  std::string reasoning;
+  std::vector<v1::ToolCall> tool_calls;
+  std::vector<Generation> others;  // choices 1, 2, ...
   double first_token_seconds = 0;  // call to first chunk, as the client saw it
   double total_seconds = 0;        // call to end of stream
 };
@@ -146,10 +150,13 @@ class StreamChecker {
   std::optional<std::string> AtEnd() const;
 
  private:
+  struct Choice {
+    uint64_t tokens = 0;
+    bool finished = false;
+  };
   uint64_t next_seq_ = 0;
-  uint64_t tokens_ = 0;
   bool started_ = false;
-  bool finished_ = false;
+  std::vector<Choice> choices_;  // as many as Started says
 };
 
 // "RESOURCE_EXHAUSTED: the queue is full (QUEUE_FULL, retry in 1.5s)".

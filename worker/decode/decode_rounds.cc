@@ -72,6 +72,7 @@ absl::Status DecodeRounds::Allocate() {
     DFLASH_ASSIGN_OR_RETURN(PinnedBuffer lengths, PinnedBuffer::Allocate(table_->LengthsBytes(), *stream_));
     free_.push_back({.members = {},
                      .first_rows = {},
+                     .log_probs = {},
                      .report = std::move(report),
                      .lengths = std::move(lengths),
                      .done = std::move(done),
@@ -108,7 +109,8 @@ absl::Status DecodeRounds::Start(int32_t slot, const DecodeState& state) {
   return CopyToDevice(states_.As<DecodeState>() + slot, &state, sizeof(state), *stream_);
 }
 
-absl::Status DecodeRounds::Enqueue(const std::vector<Member>& members, int64_t max_rows) {
+absl::Status DecodeRounds::Enqueue(const std::vector<Member>& members, int64_t max_rows,
+                                   const DescribeRules& describe_rules) {
   const auto count = static_cast<int64_t>(members.size());
   if (max_rows == 0) max_rows = block_rows();
   for (const Member& member : members) {
@@ -132,9 +134,12 @@ absl::Status DecodeRounds::Enqueue(const std::vector<Member>& members, int64_t m
   std::vector<int32_t> draft_slots;
   Shape shape;
   shape.sequences = count;
+  Processing processing = {.how = {}, .members = &members, .describe = &describe_rules, .log_probs = {}};
   const bool needs_reach = target_->communicator().size() > 1;
   for (const Member& member : members) {
     if (needs_reach) shape.reach = std::max(shape.reach, member.reach);
+    processing.how.has_rules |= member.has_rules;
+    processing.how.log_probs = std::max(processing.how.log_probs, member.log_probs);
     const bool proposes = options_.captured ? drafts : member.max_drafts > 0;
     const int64_t capacity = !proposes ? 1 : options_.captured ? max_rows : 1 + member.max_drafts;
     entries.push_back({.slot = member.slot,
@@ -156,7 +161,8 @@ absl::Status DecodeRounds::Enqueue(const std::vector<Member>& members, int64_t m
     DFLASH_RETURN_IF_ERROR(Upload(draft_slots_, draft_slots, *stream_));
     planned_draft_slots_ = std::move(draft_slots);
   }
-  DFLASH_ASSIGN_OR_RETURN(round.is_settled, Run(shape));
+  DFLASH_ASSIGN_OR_RETURN(round.is_settled, Run(shape, processing));
+  round.log_probs = std::move(processing.log_probs);
   // Behind the round and before the next one, so every round has memory of its own on the host only.
   DFLASH_RETURN_IF_ERROR(CopyToPinned(round.report, report_.data(), report_.bytes(), *stream_));
   DFLASH_RETURN_IF_ERROR(table_->CopyLengths(round.lengths));
@@ -166,7 +172,11 @@ absl::Status DecodeRounds::Enqueue(const std::vector<Member>& members, int64_t m
 }
 
 // Returns whether the round takes as long as those of its shape do.
-absl::StatusOr<bool> DecodeRounds::Run(const Shape& shape) {
+absl::StatusOr<bool> DecodeRounds::Run(const Shape& shape, Processing& processing) {
+  if (processing.how.any()) {
+    DFLASH_RETURN_IF_ERROR(EnqueueWork(shape, &processing));
+    return false;
+  }
   const auto [entry, is_new] =
       options_.captured ? graphs_.try_emplace(shape) : std::pair(graphs_.end(), true);
   if (is_new) {
@@ -189,9 +199,9 @@ absl::Status DecodeRounds::Share(T* values, int64_t count) const {
   return communicator.Broadcast(values, count * int64_t{sizeof(T)}, /*root=*/0, *stream_);
 }
 
-// The round itself. Nothing here reads what the device computes: shapes and addresses depend on `shape`
-// alone.
-absl::Status DecodeRounds::EnqueueWork(const Shape& shape) {
+// The round itself. Without processing nothing here reads what the device computes: shapes and addresses
+// depend on `shape` alone.
+absl::Status DecodeRounds::EnqueueWork(const Shape& shape, Processing* processing) {
   const RoundEntries entries = {.data = entries_.As<RoundEntry>(), .count = shape.sequences};
   auto* proposals = proposals_.As<int32_t>();
   DFLASH_RETURN_IF_ERROR(RecordMark(kStart));
@@ -207,15 +217,42 @@ absl::Status DecodeRounds::EnqueueWork(const Shape& shape) {
 
   DFLASH_RETURN_IF_ERROR(Share(tokens_.As<int32_t>(), shape.rows));
   DFLASH_RETURN_IF_ERROR(Share(segments_.As<Segment>(), shape.sequences));
+  // The drafts, which rules depend on; what they say is written while the target runs.
+  const bool has_rules = processing != nullptr && processing->how.has_rules;
+  std::vector<int32_t> drafted(has_rules ? static_cast<size_t>(shape.rows) : 0);
+  std::vector<Segment> segments(has_rules ? static_cast<size_t>(shape.sequences) : 0);
+  if (has_rules) {
+    DFLASH_RETURN_IF_ERROR(
+        CopyToHost(drafted.data(), tokens_.data(), shape.rows * int64_t{sizeof(int32_t)}, *stream_));
+    DFLASH_RETURN_IF_ERROR(
+        CopyToHost(segments.data(), segments_.data(), shape.sequences * int64_t{sizeof(Segment)}, *stream_));
+  }
   const VerifyRows verified = {.tokens = tokens_.As<int32_t>(),
                                .segments = {.data = segments_.As<Segment>(), .count = shape.sequences},
                                .rows = shape.rows};
   DFLASH_ASSIGN_OR_RETURN(const VerifyResult forward, target_->Verify(verified));
   DFLASH_RETURN_IF_ERROR(RecordMark(kVerified));
 
-  DFLASH_RETURN_IF_ERROR(target_->Sample(forward.logits, sampling_.As<SamplingParams>(),
-                                         positions_.As<int64_t>(), options_.vocabulary, shape.reach,
-                                         sampled()));
+  if (processing == nullptr) {
+    DFLASH_RETURN_IF_ERROR(target_->Sample(forward.logits, sampling_.As<SamplingParams>(),
+                                           positions_.As<int64_t>(), options_.vocabulary, shape.reach,
+                                           sampled()));
+  } else {
+    RuleBatch rules;
+    rules.rows.resize(static_cast<size_t>(shape.rows));
+    for (size_t i = 0; i < segments.size() && *processing->describe != nullptr; ++i) {
+      const Segment& segment = segments[i];
+      if (segment.row_count == 0 || !(*processing->members)[i].has_rules) continue;
+      const auto first = static_cast<size_t>(segment.first_row);
+      (*processing->describe)(
+          i, std::span(drafted).subspan(first + 1, static_cast<size_t>(segment.row_count) - 1), first, rules);
+    }
+    // Rank 0 has the say; other ranks may not know the requests.
+    processing->how.rules = has_rules && *processing->describe != nullptr ? &rules : nullptr;
+    DFLASH_RETURN_IF_ERROR(target_->SampleProcessed(
+        forward.logits, sampling_.As<SamplingParams>(), positions_.As<int64_t>(), options_.vocabulary,
+        shape.reach, processing->how, sampled(), &processing->log_probs));
+  }
   DFLASH_RETURN_IF_ERROR(RecordMark(kSampled));
 
   // All state of a sequence moves together: target stores, then drafter context.
@@ -255,8 +292,14 @@ absl::StatusOr<DecodeRounds::Outcome> DecodeRounds::Collect() {
   for (size_t i = 0; i < round.members.size(); ++i) {
     const Member& member = round.members[i];
     const int32_t* emitted = tokens + round.first_rows[i];
-    outcome.sequences.push_back(
-        {.member = member, .result = results[i], .emitted = {emitted, emitted + results[i].emitted}});
+    outcome.sequences.push_back({.member = member,
+                                 .result = results[i],
+                                 .emitted = {emitted, emitted + results[i].emitted},
+                                 .log_probs = {}});
+    if (!round.log_probs.empty()) {
+      const auto first = round.log_probs.begin() + round.first_rows[i];
+      outcome.sequences.back().log_probs = {first, first + results[i].emitted};
+    }
     table_->TakeLengths(round.lengths, member.slot);
     DFLASH_RETURN_IF_ERROR(table_->CheckLengths(member.slot, results[i].position, drafter_ != nullptr));
   }

@@ -10,9 +10,11 @@
 #include <compare>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -25,6 +27,7 @@
 #include "kernels/device/stream.h"
 #include "kernels/round/round.h"
 #include "kernels/sampling/sharded_sampling.h"
+#include "worker/model/row_processing.h"
 
 namespace dflash {
 
@@ -61,12 +64,20 @@ class DecodeRounds {
     int32_t slot = 0;
     int64_t max_drafts = 0;                      // of this round
     SamplingReach reach = SamplingReach::kBest;  // of its sampling parameters
+    bool has_rules = false;                      // its logits are processed before they are sampled
+    int32_t log_probs = 0;                       // RowProcessing
   };
+  // Writes the rules of the rows of members[member] to batch.rows from `first_row` on: the anchor's, then one
+  // per draft. Called inside Enqueue, for members that have rules and not ended.
+  using DescribeRules =
+      std::function<void(size_t member, std::span<const int32_t> drafts, size_t first_row, RuleBatch& batch)>;
   // Enqueues one round of the members (at least one, each slot once). The plan says who takes part and how
   // many drafts at most; how many rows are used, and what is accepted, is decided on the device. A member
   // that an earlier round has ended runs an empty round. No member has more than max_rows - 1 drafts; 0: a
-  // whole block of rows. (Captured rounds give every drafting member so many, whatever it uses.)
-  absl::Status Enqueue(const std::vector<Member>& members, int64_t max_rows = 0);
+  // whole block of rows. (Captured rounds give every drafting member so many, whatever it uses.) With rules
+  // or log probabilities the round is no captured one, and Enqueue waits for its drafts, or its tokens.
+  absl::Status Enqueue(const std::vector<Member>& members, int64_t max_rows = 0,
+                       const DescribeRules& describe_rules = {});
 
   int64_t in_flight() const { return static_cast<int64_t>(in_flight_.size()); }
   bool is_in_flight(int32_t slot) const;  // a member of such a round
@@ -76,6 +87,7 @@ class DecodeRounds {
     Member member;
     RoundResult result;
     std::vector<int32_t> emitted;
+    std::vector<TokenLogProbs> log_probs;  // of these, where some member wants them
   };
   struct Outcome {
     std::vector<SequenceOutcome> sequences;  // as they were enqueued
@@ -107,6 +119,7 @@ class DecodeRounds {
   struct InFlight {
     std::vector<Member> members;
     std::vector<int32_t> first_rows;
+    std::vector<TokenLogProbs> log_probs;  // per row
     PinnedBuffer report, lengths;
     Event done;
     bool is_settled = true;
@@ -118,8 +131,15 @@ class DecodeRounds {
       : options_(options), target_(target), drafter_(drafter), table_(table), stream_(stream) {}
   absl::Status Allocate();
   int64_t block_rows() const;
-  absl::StatusOr<bool> Run(const Shape& shape);
-  absl::Status EnqueueWork(const Shape& shape);
+  // Of a round whose logits are processed: in, how; out, what came of it.
+  struct Processing {
+    RowProcessing how;
+    const std::vector<Member>* members = nullptr;
+    const DescribeRules* describe = nullptr;
+    std::vector<TokenLogProbs> log_probs;
+  };
+  absl::StatusOr<bool> Run(const Shape& shape, Processing& processing);
+  absl::Status EnqueueWork(const Shape& shape, Processing* processing = nullptr);
   // What rank 0 has there, on every rank.
   template <typename T>
   absl::Status Share(T* values, int64_t count) const;

@@ -12,7 +12,9 @@
 #include "worker/cache/sequence_table.h"
 #include "worker/decode/decode_rounds.h"
 #include "worker/draft/drafter.h"
+#include "worker/engine/constraint_cache.h"
 #include "worker/engine/scheduler.h"
+#include "worker/engine/sequence_rules.h"
 #include "worker/engine/text_stream.h"
 #include "worker/model/target.h"
 #include "worker/rank/leader.h"
@@ -45,7 +47,8 @@ class Engine::Impl {
         drafter_(drafter),
         table_(table),
         tokenizer_(tokenizer),
-        stream_(stream) {}
+        stream_(stream),
+        constraints_(tokenizer) {}
   absl::Status Allocate();
 
   void Submit(GenerationRequest request, std::unique_ptr<RequestSink> sink);
@@ -66,6 +69,7 @@ class Engine::Impl {
     GenerationRequest request;
     std::unique_ptr<RequestSink> sink;
     TextStream text;
+    std::unique_ptr<SequenceRules> rules;  // null: its logits are sampled as they are
     int64_t arrival = 0;
     int64_t overtaken = 0;
     bool started = false;  // had a slot before
@@ -90,6 +94,8 @@ class Engine::Impl {
     }
   };
   bool TakeInbox();
+  absl::StatusOr<std::unique_ptr<SequenceRules>> MakeRules(const GenerationRequest& request);
+  bool GoesOn(Sequence& sequence);
   void DropEnded();
   absl::Status Admit();
   absl::Status Open(Sequence& sequence);
@@ -105,9 +111,15 @@ class Engine::Impl {
     std::vector<Sequence*> sequences;  // of the batch
   };
   KnownRows DescribeRows(const StepPlan& plan);
-  absl::Status TellRanks(const StepPlan& plan, const StepBatch& known);
+  absl::Status TellRanks(const StepPlan& plan, const KnownRows& known);
   absl::Status RunKnownRows(const KnownRows& known, StepReport& report);
-  absl::StatusOr<std::vector<int32_t>> SamplePrompts(const KnownRows& known, const ForwardResult& forward);
+  struct SampledTokens {
+    std::vector<int32_t> tokens;
+    std::vector<TokenLogProbs> log_probs;  // one per token, where somebody wants them
+  };
+  absl::StatusOr<SampledTokens> SamplePrompts(const KnownRows& known, const ForwardResult& forward);
+  static RowProcessing ProcessingOf(const KnownRows& known);
+  RowProcessing ProcessingOf(const std::vector<StepPlan::Verify>& verify) const;
   absl::Status StartDecode(const Sequence& sequence);
   absl::Status EnqueueRound(const StepPlan& plan);
   absl::Status CollectRound(StepReport& report);
@@ -119,7 +131,10 @@ class Engine::Impl {
   };
   void Learn(const RoundInFlight& round, const DecodeRounds::Outcome& outcome, absl::Duration host_time);
   const char* ReasonNotToSpeculate(const Sequence& sequence, const BlockChoice& block) const;
-  void Emit(Sequence& sequence, const std::vector<int32_t>& tokens, const RoundReport* round);
+  bool Advance(Sequence& sequence, int32_t token, std::string& text);
+  void Emit(Sequence& sequence, const std::vector<int32_t>& tokens,
+            const std::vector<TokenLogProbs>& log_probs, const RoundReport* round);
+  void Finish(Sequence& sequence);
   void Fail(Sequence& sequence, const absl::Status& status);
   absl::Status Release(Sequence& sequence);
   void FailAll(const absl::Status& status);
@@ -136,6 +151,7 @@ class Engine::Impl {
   SequenceTable* table_;
   const Tokenizer* tokenizer_;
   const Stream* stream_;
+  ConstraintCache constraints_;                   // engine thread only
   Buffer sampling_params_, positions_, sampled_;  // of prompts' last rows
   std::unique_ptr<DecodeRounds> rounds_;
   std::unique_ptr<PrefixCache> prefixes_;  // null: there is none
@@ -214,13 +230,19 @@ absl::Status Engine::Impl::CheckRequest(const GenerationRequest& request) const 
     return absl::InvalidArgumentError(absl::StrCat(
         "the request needs more than the ", table_->pages() * kPageTokens, " tokens that the cache holds"));
   }
+  if (static_cast<int64_t>(request.output_tokens.size()) > request.max_tokens) {
+    return absl::InvalidArgumentError(absl::StrCat("an output of ", request.output_tokens.size(),
+                                                   " tokens goes on, of at most ", request.max_tokens));
+  }
   if (static_cast<int64_t>(request.stop_token_ids.size()) > kMaxStopTokens) {
     return absl::InvalidArgumentError(absl::StrCat(request.stop_token_ids.size(), " stop token ids, at most ",
                                                    kMaxStopTokens, " are possible"));
   }
-  for (int32_t token : request.prompt_tokens) {
-    if (token < 0 || token >= target_->config().vocab_size) {
-      return absl::InvalidArgumentError(absl::StrCat("token id ", token, " is outside the vocabulary"));
+  for (const std::vector<int32_t>* tokens : {&request.prompt_tokens, &request.output_tokens}) {
+    for (int32_t token : *tokens) {
+      if (token < 0 || token >= target_->config().vocab_size) {
+        return absl::InvalidArgumentError(absl::StrCat("token id ", token, " is outside the vocabulary"));
+      }
     }
   }
   return absl::OkStatus();
@@ -250,9 +272,15 @@ bool Engine::Impl::TakeInbox() {
       continue;
     }
     sequence->text = *std::move(text);
+    absl::StatusOr<std::unique_ptr<SequenceRules>> rules = MakeRules(sequence->request);
+    if (!rules.ok()) {
+      sequence->sink->OnFailed(rules.status());
+      continue;
+    }
+    sequence->rules = *std::move(rules);
     sequence->arrival = arrivals_++;
     sequence->report.prompt_tokens = sequence->prompt_size();
-    waiting_.push_back(std::move(sequence));
+    if (GoesOn(*sequence)) waiting_.push_back(std::move(sequence));
   }
   for (const auto& [id, reason] : cancelled) {
     for (auto& sequence : waiting_) {
@@ -270,6 +298,24 @@ bool Engine::Impl::TakeInbox() {
   };
   for (auto& sequence : waiting_) expire(*sequence);
   for (auto& sequence : running_) expire(*sequence);
+  return true;
+}
+
+absl::StatusOr<std::unique_ptr<SequenceRules>> Engine::Impl::MakeRules(const GenerationRequest& request) {
+  DFLASH_ASSIGN_OR_RETURN(std::shared_ptr<TokenConstraint> constraint, constraints_.Find(request.constraint));
+  return SequenceRules::Create(request, options_.vocabulary, std::move(constraint));
+}
+
+// Takes over what an earlier life of a request emitted, whose text was sent then. False where that had ended.
+bool Engine::Impl::GoesOn(Sequence& sequence) {
+  std::string sent;
+  for (const int32_t token : sequence.request.output_tokens) {
+    if (!Advance(sequence, token, sent)) continue;
+    sequence.sink->OnStarted({.prompt_tokens = sequence.prompt_size(), .cached_tokens = 0});
+    sequence.first_token = absl::Now();
+    Finish(sequence);
+    return false;
+  }
   return true;
 }
 
@@ -439,7 +485,7 @@ absl::Status Engine::Impl::Open(Sequence& sequence) {
   sequence.stored = begin.position;
   sequence.paused_steps = 0;
   if (std::exchange(sequence.started, true)) return absl::OkStatus();
-  sequence.prefill_start = absl::Now();
+  sequence.prefill_start = sequence.first_token = absl::Now();
   sequence.sink->OnStarted({.prompt_tokens = sequence.prompt_size(), .cached_tokens = begin.position});
   return absl::OkStatus();
 }
@@ -447,7 +493,9 @@ absl::Status Engine::Impl::Open(Sequence& sequence) {
 // The plan of this step, once nothing that it depends on is still running.
 absl::StatusOr<StepPlan> Engine::Impl::Plan(StepReport& report) {
   StepPlan plan = PlanStep(Snapshot());
-  if (!plan.needs_results() || rounds_->in_flight() == 0) return plan;
+  // Rules depend on all that was emitted.
+  const bool needs_results = plan.needs_results() || ProcessingOf(plan.verify).has_rules;
+  if (!needs_results || rounds_->in_flight() == 0) return plan;
   // Such rows run between rounds; tokens that are there already do not wait for them.
   while (rounds_->in_flight() > 0) DFLASH_RETURN_IF_ERROR(CollectRound(report));
   DFLASH_RETURN_IF_ERROR(ReleaseEnded());
@@ -493,7 +541,7 @@ absl::StatusOr<bool> Engine::Impl::Step() {
     return absl::InternalError("no sequence can go on");
   for (auto& sequence : running_) ++sequence->paused_steps;
   for (Sequence* sequence : known.sequences) sequence->paused_steps = 0;
-  if (!plan.empty()) DFLASH_RETURN_IF_ERROR(TellRanks(plan, known.batch));
+  if (!plan.empty()) DFLASH_RETURN_IF_ERROR(TellRanks(plan, known));
   if (!known.sequences.empty()) DFLASH_RETURN_IF_ERROR(RunKnownRows(known, report));
   if (!plan.verify.empty()) DFLASH_RETURN_IF_ERROR(EnqueueRound(plan));
   const int64_t stay = plan.verify.empty() ? 0 : options_.rounds_ahead;
@@ -546,7 +594,7 @@ Engine::Impl::KnownRows Engine::Impl::DescribeRows(const StepPlan& plan) {
 }
 
 // Sends the step's control flow to the other ranks, if there are any, before anything of it runs.
-absl::Status Engine::Impl::TellRanks(const StepPlan& plan, const StepBatch& known) {
+absl::Status Engine::Impl::TellRanks(const StepPlan& plan, const KnownRows& known) {
   if (options_.ranks == nullptr) return absl::OkStatus();
   std::vector<RankLeader::VerifyRows> verify;
   int64_t draft_sequences = 0;
@@ -555,7 +603,8 @@ absl::Status Engine::Impl::TellRanks(const StepPlan& plan, const StepBatch& know
         {.slot = running_[static_cast<size_t>(planned.sequence)]->slot, .max_rows = 1 + planned.max_drafts});
     draft_sequences += planned.max_drafts > 0;
   }
-  return options_.ranks->Begin(known.sequences, verify, draft_sequences, plan.block.rows);
+  return options_.ranks->Begin(known.batch.sequences, ProcessingOf(known), verify, ProcessingOf(plan.verify),
+                               draft_sequences, plan.block.rows);
 }
 
 // Runs rows whose tokens are known, commits all of them and makes their taps drafter context. A new prompt
@@ -567,7 +616,7 @@ absl::Status Engine::Impl::RunKnownRows(const KnownRows& known, StepReport& repo
   DFLASH_ASSIGN_OR_RETURN(const ForwardResult forward, target_->Forward(known.batch));
   DFLASH_RETURN_IF_ERROR(stream_->Synchronize());  // for the times: a moment among milliseconds
   clock.Charge(report.forward_time);
-  DFLASH_ASSIGN_OR_RETURN(const std::vector<int32_t> tokens, SamplePrompts(known, forward));
+  DFLASH_ASSIGN_OR_RETURN(const SampledTokens sampled, SamplePrompts(known, forward));
   clock.Charge(report.sample_time);
   std::vector<Target::Accepted> refed;
   std::vector<Drafter::CommittedRows> committed;
@@ -594,7 +643,10 @@ absl::Status Engine::Impl::RunKnownRows(const KnownRows& known, StepReport& repo
     if (known.batch.sequences[i].last_logits) {
       sequence.first_token = absl::Now();
       sequence.report.prefill_time = sequence.first_token - sequence.prefill_start;
-      Emit(sequence, {tokens[static_cast<size_t>(forward.logits_rows[i].first)]}, nullptr);
+      const auto row = static_cast<size_t>(forward.logits_rows[i].first);
+      std::vector<TokenLogProbs> log_probs;
+      if (!sampled.log_probs.empty()) log_probs.push_back(sampled.log_probs[row]);
+      Emit(sequence, {sampled.tokens[row]}, log_probs, nullptr);
     }
     if (sequence.done || !sequence.at_anchor()) continue;
     DFLASH_RETURN_IF_ERROR(table_->CheckLengths(sequence.slot, sequence.stored, drafter_ != nullptr));
@@ -605,31 +657,58 @@ absl::Status Engine::Impl::RunKnownRows(const KnownRows& known, StepReport& repo
 }
 
 // Draws the first token of every new prompt that is through. Their logits come before those of fed tokens.
-absl::StatusOr<std::vector<int32_t>> Engine::Impl::SamplePrompts(const KnownRows& known,
-                                                                 const ForwardResult& forward) {
+absl::StatusOr<Engine::Impl::SampledTokens> Engine::Impl::SamplePrompts(const KnownRows& known,
+                                                                        const ForwardResult& forward) {
   std::vector<SamplingParams> params;
   std::vector<int64_t> positions;
   SamplingReach reach = SamplingReach::kBest;
+  RowProcessing processing = ProcessingOf(known);
+  RuleBatch rules;
+  processing.rules = &rules;
   for (size_t i = 0; i < known.sequences.size(); ++i) {
     if (!known.batch.sequences[i].last_logits) continue;
     const Sequence& sequence = *known.sequences[i];
+    rules.rows.emplace_back();
+    if (sequence.rules != nullptr) sequence.rules->Describe({}, params.size(), rules);
     params.push_back(sequence.request.sampling);
     reach = std::max(reach, ReachOf(params.back()));
     positions.push_back(sequence.prompt_size());
   }
-  std::vector<int32_t> tokens(params.size());
-  if (tokens.empty()) return tokens;
+  SampledTokens sampled;
+  sampled.tokens.resize(params.size());
+  if (params.empty()) return sampled;
   const auto count = static_cast<int64_t>(params.size());
   DFLASH_RETURN_IF_ERROR(CopyToDevice(sampling_params_.data(), params.data(),
                                       count * int64_t{sizeof(SamplingParams)}, *stream_));
   DFLASH_RETURN_IF_ERROR(
       CopyToDevice(positions_.data(), positions.data(), count * int64_t{sizeof(int64_t)}, *stream_));
-  DFLASH_RETURN_IF_ERROR(target_->Sample(forward.logits.Rows(0, count), sampling_params_.As<SamplingParams>(),
-                                         positions_.As<int64_t>(), options_.vocabulary, reach,
-                                         sampled_.As<int32_t>()));
+  DFLASH_RETURN_IF_ERROR(target_->SampleProcessed(
+      forward.logits.Rows(0, count), sampling_params_.As<SamplingParams>(), positions_.As<int64_t>(),
+      options_.vocabulary, reach, processing, sampled_.As<int32_t>(), &sampled.log_probs));
   DFLASH_RETURN_IF_ERROR(
-      CopyToHost(tokens.data(), sampled_.data(), count * int64_t{sizeof(int32_t)}, *stream_));
-  return tokens;
+      CopyToHost(sampled.tokens.data(), sampled_.data(), count * int64_t{sizeof(int32_t)}, *stream_));
+  return sampled;
+}
+
+// What is done with the logits of all rows that are sampled together: what any of them needs.
+RowProcessing Engine::Impl::ProcessingOf(const KnownRows& known) {
+  RowProcessing processing;
+  for (size_t i = 0; i < known.sequences.size(); ++i) {
+    if (!known.batch.sequences[i].last_logits) continue;
+    processing.has_rules |= known.sequences[i]->rules != nullptr;
+    processing.log_probs = std::max(processing.log_probs, known.sequences[i]->request.log_probs);
+  }
+  return processing;
+}
+
+RowProcessing Engine::Impl::ProcessingOf(const std::vector<StepPlan::Verify>& verify) const {
+  RowProcessing processing;
+  for (const StepPlan::Verify& member : verify) {
+    const Sequence& sequence = *running_[static_cast<size_t>(member.sequence)];
+    processing.has_rules |= sequence.rules != nullptr;
+    processing.log_probs = std::max(processing.log_probs, sequence.request.log_probs);
+  }
+  return processing;
 }
 
 absl::Status Engine::Impl::StartDecode(const Sequence& sequence) {
@@ -650,7 +729,9 @@ absl::Status Engine::Impl::EnqueueRound(const StepPlan& plan) {
     Sequence& sequence = *running_[static_cast<size_t>(verify.sequence)];
     members.push_back({.slot = sequence.slot,
                        .max_drafts = verify.max_drafts,
-                       .reach = ReachOf(sequence.request.sampling)});
+                       .reach = ReachOf(sequence.request.sampling),
+                       .has_rules = sequence.rules != nullptr,
+                       .log_probs = sequence.request.log_probs});
     round.sequences.push_back(&sequence);
     round.rows += 1 + verify.max_drafts;
     round.drafting += verify.max_drafts > 0;
@@ -664,7 +745,12 @@ absl::Status Engine::Impl::EnqueueRound(const StepPlan& plan) {
     blocks_.rounds_since_probe = 0;
     blocks_.seconds_since_probe = 0;
   }
-  return rounds_->Enqueue(members, plan.block.rows);
+  const std::vector<Sequence*>& sequences = rounds_in_flight_.back().sequences;
+  const auto describe_rules = [&sequences](size_t member, std::span<const int32_t> drafts, size_t first_row,
+                                           RuleBatch& batch) {
+    sequences[member]->rules->Describe(drafts, first_row, batch);
+  };
+  return rounds_->Enqueue(members, plan.block.rows, describe_rules);
 }
 
 // Takes over what a round has shown of its length.
@@ -742,7 +828,7 @@ absl::Status Engine::Impl::CollectRound(StepReport& report) {
     report.rounds.push_back(of_sequence);
     sequence.report.draft_time += outcome.draft_time;
     sequence.report.verify_time += outcome.forward_time;
-    Emit(sequence, what.emitted, &of_sequence);
+    Emit(sequence, what.emitted, what.log_probs, &of_sequence);
   }
   clock.Charge(host_time);
   report.detokenize_time += host_time;
@@ -757,8 +843,46 @@ const char* Engine::Impl::ReasonNotToSpeculate(const Sequence& sequence, const B
   return block.low_acceptance ? "auto_low_accept" : "auto_batch";
 }
 
+// Takes one more token into the output and adds what text it completes. True when the output ends with it.
+bool Engine::Impl::Advance(Sequence& sequence, int32_t token, std::string& text) {
+  FinishedReport& report = sequence.report;
+  sequence.output.push_back(token);
+  if (sequence.rules != nullptr) sequence.rules->Append(token);
+  ++report.completion_tokens;
+  bool finished = false;
+  if (sequence.IsStop(token)) {
+    report.reason = FinishReason::kStopToken;
+    report.matched_stop_token = token;
+    finished = true;
+  }
+  text += sequence.text.Append(token);
+  if (!finished && sequence.rules != nullptr && sequence.rules->IsComplete()) {
+    report.reason = FinishReason::kConstraint;
+    finished = true;
+  }
+  if (sequence.text.matched_stop() == nullptr && !finished && sequence.room() == 0) {
+    report.reason = FinishReason::kLength;
+    finished = true;
+  }
+  if (finished && sequence.text.matched_stop() == nullptr) text += sequence.text.Finish();
+  if (sequence.text.matched_stop() != nullptr) {
+    report.reason = FinishReason::kStopString;
+    report.matched_stop_token = -1;
+    report.matched_stop_string = *sequence.text.matched_stop();
+    finished = true;
+  }
+  return finished;
+}
+
+void Engine::Impl::Finish(Sequence& sequence) {
+  sequence.report.decode_time = absl::Now() - sequence.first_token;
+  sequence.done = true;
+  sequence.sink->OnFinished(sequence.report);
+}
+
 // Hands new tokens to the request's text and its sink, and ends the request when they say so.
-void Engine::Impl::Emit(Sequence& sequence, const std::vector<int32_t>& tokens, const RoundReport* round) {
+void Engine::Impl::Emit(Sequence& sequence, const std::vector<int32_t>& tokens,
+                        const std::vector<TokenLogProbs>& log_probs, const RoundReport* round) {
   if (sequence.done) return;
   FinishedReport& report = sequence.report;
   if (round != nullptr && round->drafted > 0) {
@@ -775,6 +899,11 @@ void Engine::Impl::Emit(Sequence& sequence, const std::vector<int32_t>& tokens, 
   if (round != nullptr) chunk.rounds.push_back(*round);
   bool finished = false;
   for (int32_t token : tokens) {
+    if (token < 0 && sequence.rules != nullptr && sequence.rules->AllowsNothing()) {
+      Fail(sequence, absl::InvalidArgumentError(absl::StrCat(
+                         "constraint: bad words forbid all that it allows at place ", sequence.emitted())));
+      return;
+    }
     if (token < 0) {  // logits held a NaN: this request cannot go on, its neighbours can
       sequence.had_fault = true;
       Fail(sequence, WithReason(absl::InternalError(absl::StrCat("the target's logits at position ",
@@ -783,39 +912,21 @@ void Engine::Impl::Emit(Sequence& sequence, const std::vector<int32_t>& tokens, 
                                 "NUMERIC_FAULT"));
       return;
     }
+    if (sequence.request.log_probs > 0) {
+      chunk.log_probs.push_back(log_probs[chunk.tokens.size()]);
+      std::vector<TokenLogProbs::Top>& top = chunk.log_probs.back().top;  // of whoever wanted most
+      top.resize(std::min(top.size(), static_cast<size_t>(sequence.request.log_probs - 1)));
+    }
     chunk.tokens.push_back(token);
-    sequence.output.push_back(token);
-    ++report.completion_tokens;
-    if (sequence.IsStop(token)) {
-      report.reason = FinishReason::kStopToken;
-      report.matched_stop_token = token;
-      finished = true;
-    }
-    chunk.text += sequence.text.Append(token);
-    if (sequence.text.matched_stop() != nullptr) {
-      report.reason = FinishReason::kStopString;
-      report.matched_stop_token = -1;
-      report.matched_stop_string = *sequence.text.matched_stop();
-      finished = true;
-    }
-    if (!finished && sequence.room() == 0) {
-      report.reason = FinishReason::kLength;
-      finished = true;
-    }
+    finished = Advance(sequence, token, chunk.text);
     if (finished) break;
-  }
-  if (finished && report.reason != FinishReason::kStopString) {
-    chunk.text += sequence.text.Finish();
-    if (sequence.text.matched_stop() != nullptr) {
-      report.reason = FinishReason::kStopString;
-      report.matched_stop_string = *sequence.text.matched_stop();
+    if (sequence.rules != nullptr && sequence.rules->HasLostTrack()) {
+      Fail(sequence, absl::ResourceExhaustedError("constraint: it has become too large to be followed"));
+      return;
     }
   }
   sequence.sink->OnTokens(std::move(chunk));
-  if (!finished) return;
-  report.decode_time = absl::Now() - sequence.first_token;
-  sequence.done = true;
-  sequence.sink->OnFinished(report);
+  if (finished) Finish(sequence);
 }
 
 void Engine::Impl::PublishGauges() {

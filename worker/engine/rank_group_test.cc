@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <deque>
 #include <memory>
+#include <random>
 #include <thread>
 #include <vector>
 
@@ -268,6 +269,35 @@ TEST_P(RankGroupCompany, ChangesNothing) {
 
 TEST_P(RankGroupCompany, ChangesNothingFull) {
   CheckCompany(64, {.longest_prompt = 400, .most_tokens = 200}, /*slots=*/64, /*pages=*/40, GetParam());
+}
+
+// Rules and log probabilities: what rank 0 broadcasts makes the followers' parts of the logits the same
+// distribution.
+TEST_P(RankGroup, ProcessesLogitsOnEveryRank) {
+  std::vector<GenerationRequest> requests =
+      testing::MixedRequests(16, 5, {.longest_prompt = 40, .most_tokens = 30});
+  std::mt19937 random(6);
+  for (GenerationRequest& request : requests) testing::AddParameters(random, request);
+  TinyPair alone = LoadRank({}, nullptr);
+  const auto engine = testing::MakeEngine(alone, alone.drafter.get()).value();
+  const auto expected = testing::RunAll(*engine, requests).value();
+  Group group(GetParam());
+  const auto outcomes = testing::RunAll(*group.engine, requests).value();
+  int64_t accepted = 0, with_log_probs = 0;
+  for (size_t i = 0; i < outcomes.size(); ++i) {
+    SCOPED_TRACE(requests[i].id);
+    ASSERT_TRUE(outcomes[i].done) << outcomes[i].status;
+    EXPECT_EQ(outcomes[i].tokens, expected[i].tokens);
+    accepted += outcomes[i].finished.accepted_tokens;
+    ASSERT_EQ(outcomes[i].log_probs.size(), expected[i].log_probs.size());
+    for (size_t k = 0; k < expected[i].log_probs.size(); ++k) {
+      ++with_log_probs;
+      EXPECT_NEAR(outcomes[i].log_probs[k].log_prob, expected[i].log_probs[k].log_prob, 1e-3);
+    }
+  }
+  EXPECT_GT(accepted, 10);
+  EXPECT_GT(with_log_probs, 10);
+  for (const auto& follower : group.followers) ASSERT_EQ(follower->Join(), absl::OkStatus());
 }
 
 // Rank 0 alone knows what is cached; the others restore and keep states because the plan says so.

@@ -8,10 +8,33 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "kernels/sampling/sampling.h"
+#include "worker/model/row_processing.h"
 
 namespace dflash {
 
 enum class SpeculationMode : uint8_t { kOff, kDFlash };
+
+struct LogitBias {
+  int32_t token = 0;
+  float bias = 0;
+};
+
+// Most tokens of thinking: between the tokens `open` and `close`, opened by prompt or output.
+struct ThinkingBudget {
+  int64_t max_tokens = -1;  // -1: no bound
+  int32_t open = -1, close = -1;
+};
+
+// The language that an output belongs to; at most one of them.
+struct OutputConstraint {
+  bool json_object = false;
+  std::string json_schema;
+  std::vector<std::string> choices;
+  // Inside these the constraint does not hold yet; -1: there are none.
+  int32_t thinking_open = -1, thinking_close = -1;
+
+  bool any() const { return json_object || !json_schema.empty() || !choices.empty(); }
+};
 
 struct GenerationRequest {
   std::string id;
@@ -19,14 +42,26 @@ struct GenerationRequest {
   int32_t priority = 0;                // higher ones get slots and pages first
   std::vector<int32_t> prompt_tokens;  // at least one; every id < vocabulary
   SamplingParams sampling;
+  float repetition_penalty = 1;  // > 0; of tokens in prompt or output
+  float frequency_penalty = 0;   // of tokens in the output, each time
+  float presence_penalty = 0;    // of tokens in the output, once
+  std::vector<LogitBias> logit_bias;
+  std::vector<std::vector<int32_t>> bad_words;  // none of these sequences in the output
+  ThinkingBudget thinking;
+  OutputConstraint constraint;
   int64_t max_tokens = 0;               // >= 1; prompt_tokens + max_tokens <= context limit
   std::vector<int32_t> stop_token_ids;  // end the output when emitted (they are its last token)
   std::vector<std::string>
       stop_strings;  // end the output when the text contains one; text from there on is never sent
+  bool include_stop_in_text = false;  // but for the stop string itself
+  int64_t min_tokens = 0;             // no stop tokens among so many first ones, no stop string in their text
   SpeculationMode speculation = SpeculationMode::kDFlash;
   // Verified drafts of a round. 0: as many as the drafter's block gives, or fewer under load; else at most so
   // many, and all of a block or more mean whole blocks whatever the load.
   int32_t max_draft_tokens = 0;
+  int32_t log_probs = 0;  // 0: none; else one and the number of best tokens beside each of the output
+  // Of an earlier life of the request: the output goes on behind them. They were reported then.
+  std::vector<int32_t> output_tokens;
   bool return_text = true;           // detokenize in the leader
   bool keep_special_tokens = false;  // in the text
   bool use_prefix_cache = true;      // to begin with what is there, and to leave something
@@ -40,7 +75,7 @@ struct RoundReport {
   int32_t accepted = 0;  // of them, equal to the target's token; the correction or bonus token is not counted
 };
 
-enum class FinishReason : uint8_t { kStopToken, kStopString, kLength };
+enum class FinishReason : uint8_t { kStopToken, kStopString, kLength, kConstraint };
 
 struct StartedReport {
   int64_t prompt_tokens = 0;
@@ -53,6 +88,7 @@ struct TokensReport {
   std::vector<int32_t> tokens;
   std::string text;
   std::vector<RoundReport> rounds;  // empty for the first token, which comes from prefill; else one entry
+  std::vector<TokenLogProbs> log_probs = {};  // one per token, if the request wants them
 };
 
 struct FinishedReport {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -12,6 +13,7 @@
 #include "kernels/sampling/sampling.h"
 #include "kernels/sampling/sharded_sampling.h"
 #include "worker/comm/communicator.h"
+#include "worker/model/row_processing.h"
 
 namespace dflash {
 
@@ -27,6 +29,13 @@ class ShardedSampler {
   // InvalidArgument for more than max_rows.
   absl::Status Sample(ConstMatrixView logits, const SamplingParams* params, const int64_t* positions,
                       int64_t vocabulary, SamplingReach reach, int32_t* tokens);
+  // The same for rows whose requests have rules or want log probabilities: the rules are applied to `logits`
+  // in place, then the rows are sampled. log_probs: of the tokens, one entry per row, from the logits as they
+  // came; empty where they are not wanted. Waits for the stream where there are log probabilities, or rules
+  // and several ranks. Errors: also ResourceExhausted; Internal: rank 0's rules are those of other rows.
+  absl::Status SampleProcessed(MatrixView logits, const SamplingParams* params, const int64_t* positions,
+                               int64_t vocabulary, SamplingReach reach, const RowProcessing& processing,
+                               int32_t* tokens, std::vector<TokenLogProbs>* log_probs);
   // As ArgmaxRows.
   absl::Status Argmax(ConstMatrixView logits, int64_t vocabulary, int32_t* tokens);
 
@@ -35,6 +44,12 @@ class ShardedSampler {
   absl::Status GatherLists(ConstMatrixView logits, int64_t vocabulary, int64_t count);
   absl::Status SampleBySelection(ConstMatrixView logits, const SamplingParams* params,
                                  const int64_t* positions, int64_t vocabulary, int32_t* tokens);
+  // Brings rank 0's rules into every rank's device memory.
+  absl::StatusOr<LogitRules> ShareRules(const RuleBatch* batch, int64_t rows);
+  absl::Status LogProbs(ConstMatrixView logits, int64_t vocabulary, const int32_t* tokens, int32_t top,
+                        std::vector<TokenLogProbs>* log_probs);
+  // Makes room in a buffer that is used now and then.
+  absl::Status Grow(Buffer& buffer, int64_t bytes) const;
   // Where this rank writes its part of an array that is gathered over the ranks, in elements of 8 bytes.
   uint64_t* Own(const Buffer& gathered, int64_t elements) const {
     return gathered.As<uint64_t>() + communicator_->rank() * elements;
@@ -47,6 +62,7 @@ class ShardedSampler {
   int64_t first_id_ = 0;
   int64_t max_rows_ = 0;
   Buffer lists_, sums_, selections_;
+  Buffer rules_header_, rules_, raw_logits_, best_lists_, log_sums_;
 };
 
 }  // namespace dflash

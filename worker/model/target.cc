@@ -846,6 +846,13 @@ absl::Status Target::Sample(ConstMatrixView logits, const SamplingParams* params
                             int64_t vocabulary, SamplingReach reach, int32_t* tokens) {
   return impl_->sampler.Sample(logits, params, positions, vocabulary, reach, tokens);
 }
+absl::Status Target::SampleProcessed(MatrixView logits, const SamplingParams* params,
+                                     const int64_t* positions, int64_t vocabulary, SamplingReach reach,
+                                     const RowProcessing& processing, int32_t* tokens,
+                                     std::vector<TokenLogProbs>* log_probs) {
+  return impl_->sampler.SampleProcessed(logits, params, positions, vocabulary, reach, processing, tokens,
+                                        log_probs);
+}
 absl::Status Target::Argmax(ConstMatrixView logits, int64_t vocabulary, int32_t* tokens) {
   return impl_->sampler.Argmax(logits, vocabulary, tokens);
 }

@@ -18,6 +18,7 @@
 #include "worker/cache/state_checkpoint.h"
 #include "worker/comm/communicator.h"
 #include "worker/model/checkpoint.h"
+#include "worker/model/row_processing.h"
 #include "worker/model/target_config.h"
 
 namespace dflash {
@@ -145,6 +146,11 @@ class Target {
   // every rank. `reach` covers every row. Errors: as SampleRows; those of the communicator.
   absl::Status Sample(ConstMatrixView logits, const SamplingParams* params, const int64_t* positions,
                       int64_t vocabulary, SamplingReach reach, int32_t* tokens);
+
+  // The same for rows with rules or log probabilities; ShardedSampler::SampleProcessed.
+  absl::Status SampleProcessed(MatrixView logits, const SamplingParams* params, const int64_t* positions,
+                               int64_t vocabulary, SamplingReach reach, const RowProcessing& processing,
+                               int32_t* tokens, std::vector<TokenLogProbs>* log_probs);
 
   // What the drafter shares. With the drafter on rank 0 its ids and x count: other ranks may pass null ids,
   // and their x becomes rank 0's. ids: int32 [T], device memory; y: activation dtype [T, D], dense. T is at

@@ -109,6 +109,7 @@ absl::Status RankFollower::RunKnownRows(const RankPlan& plan) {
   std::vector<SamplingParams> params;
   std::vector<int64_t> positions;
   SamplingReach reach = SamplingReach::kBest;
+  RowProcessing processing;  // what any of the rows needs; the rules are rank 0's
   for (const RankPlan::Rows& rows : plan.rows) {
     if (!rows.known()) continue;
     batch.sequences.push_back({.slot = rows.slot,
@@ -124,6 +125,8 @@ absl::Status RankFollower::RunKnownRows(const RankPlan& plan) {
       return absl::InternalError(absl::StrCat("the leader's slot ", rows.slot, " does not exist here"));
     params.push_back(sampling_[static_cast<size_t>(rows.slot)]);
     reach = std::max(reach, ReachOf(params.back()));
+    processing.has_rules |= rows.has_rules;
+    processing.log_probs = std::max(processing.log_probs, rows.log_probs);
     positions.push_back(rows.start_position + rows.count);
   }
   if (batch.sequences.empty()) return absl::OkStatus();
@@ -132,10 +135,11 @@ absl::Status RankFollower::RunKnownRows(const RankPlan& plan) {
   if (!params.empty()) {
     DFLASH_RETURN_IF_ERROR(Upload(sampling_params_, params, *stream_));
     DFLASH_RETURN_IF_ERROR(Upload(positions_, positions, *stream_));
-    const ConstMatrixView logits = forward.logits.Rows(0, static_cast<int64_t>(params.size()));
-    DFLASH_RETURN_IF_ERROR(target_->Sample(logits, sampling_params_.As<SamplingParams>(),
-                                           positions_.As<int64_t>(), options_.vocabulary, reach,
-                                           sampled_.As<int32_t>()));
+    const MatrixView logits = forward.logits.Rows(0, static_cast<int64_t>(params.size()));
+    std::vector<TokenLogProbs> log_probs;  // for the leader to report
+    DFLASH_RETURN_IF_ERROR(target_->SampleProcessed(logits, sampling_params_.As<SamplingParams>(),
+                                                    positions_.As<int64_t>(), options_.vocabulary, reach,
+                                                    processing, sampled_.As<int32_t>(), &log_probs));
   }
   if (!refed.empty()) DFLASH_RETURN_IF_ERROR(target_->Commit(refed));
   if (drafter_ == nullptr) return stream_->Synchronize();
@@ -160,7 +164,9 @@ absl::Status RankFollower::RunRound(const RankPlan& plan) {
       return absl::InternalError(absl::StrCat("the leader's slot ", rows.slot, " does not exist here"));
     members.push_back({.slot = rows.slot,
                        .max_drafts = rows.count - 1,
-                       .reach = ReachOf(sampling_[static_cast<size_t>(rows.slot)])});
+                       .reach = ReachOf(sampling_[static_cast<size_t>(rows.slot)]),
+                       .has_rules = rows.has_rules,
+                       .log_probs = rows.log_probs});
     drafting += rows.count > 1;
   }
   if (members.empty()) return absl::OkStatus();

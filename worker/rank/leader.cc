@@ -23,7 +23,8 @@ void RankLeader::OnClose(int32_t slot) {
   slots_.push_back({.kind = RankPlan::SlotChange::Kind::kClose, .slot = slot, .pages = {}, .sampling = {}});
 }
 
-absl::Status RankLeader::Begin(const std::vector<SequenceRows>& known, const std::vector<VerifyRows>& verify,
+absl::Status RankLeader::Begin(const std::vector<SequenceRows>& known, const RowProcessing& of_prompts,
+                               const std::vector<VerifyRows>& verify, const RowProcessing& of_round,
                                int64_t draft_sequences, int64_t block_rows) {
   RankPlan plan;
   plan.number = ++number_;
@@ -37,7 +38,9 @@ absl::Status RankLeader::Begin(const std::vector<SequenceRows>& known, const std
                          .count = static_cast<int64_t>(rows.tokens.size()),
                          .tokens = rows.tokens,
                          .last_logits = rows.last_logits,
-                         .checkpoints = rows.checkpoints});
+                         .checkpoints = rows.checkpoints,
+                         .has_rules = rows.last_logits && of_prompts.has_rules,
+                         .log_probs = rows.last_logits ? of_prompts.log_probs : 0});
   }
   for (const VerifyRows& rows : verify) {
     plan.rows.push_back({.slot = rows.slot,
@@ -45,7 +48,10 @@ absl::Status RankLeader::Begin(const std::vector<SequenceRows>& known, const std
                          .start_position = 0,
                          .count = rows.max_rows,
                          .tokens = {},
-                         .last_logits = false});
+                         .last_logits = false,
+                         .checkpoints = {},
+                         .has_rules = of_round.has_rules,
+                         .log_probs = of_round.log_probs});
   }
   hash_ = ChainHash(hash_, plan);
   plan.hash = hash_;

@@ -38,8 +38,10 @@ class RankLeader {
     int64_t max_rows = 0;  // anchor and drafts
   };
   // Sends the step's plan: `known` are the rows whose tokens the host knows (RankPlan::Rows), `verify` those
-  // of the round, `block_rows` as in DecodeRounds::Enqueue.
-  absl::Status Begin(const std::vector<SequenceRows>& known, const std::vector<VerifyRows>& verify,
+  // of the round, `block_rows` as in DecodeRounds::Enqueue; how logits of prompts' last rows and of the round
+  // are processed.
+  absl::Status Begin(const std::vector<SequenceRows>& known, const RowProcessing& of_prompts,
+                     const std::vector<VerifyRows>& verify, const RowProcessing& of_round,
                      int64_t draft_sequences, int64_t block_rows);
 
  private:

@@ -48,6 +48,7 @@ uint64_t ChainHash(uint64_t previous, const RankPlan& plan) {
     mixer.Add(static_cast<int64_t>(rows.checkpoints.size()));
     for (const StateCheckpoint& checkpoint : rows.checkpoints)
       mixer.Add(checkpoint.position).Add(int64_t{checkpoint.index});
+    mixer.Add(int64_t{rows.has_rules}).Add(int64_t{rows.log_probs});
   }
   return mixer.value();
 }

@@ -34,6 +34,9 @@ struct RankPlan {
     std::vector<int32_t> tokens;  // `count` of known rows
     bool last_logits = false;     // PREFILL
     std::vector<StateCheckpoint> checkpoints = {};  // PREFILL: to be kept on the way
+    // Of rows whose logits are sampled: rules, which are broadcast, and log probabilities (RowProcessing).
+    bool has_rules = false;
+    int32_t log_probs = 0;
 
     bool known() const { return !tokens.empty(); }
   };

@@ -39,7 +39,33 @@ GenerationRequest FromMessage(wire::Submit&& submit, absl::Time now) {
   request.sampling.top_p = submit.top_p();
   request.sampling.min_p = submit.min_p();
   request.sampling.seed = submit.seed();
+  request.repetition_penalty = submit.repetition_penalty();
+  request.frequency_penalty = submit.frequency_penalty();
+  request.presence_penalty = submit.presence_penalty();
+  for (const wire::LogitBias& bias : submit.logit_bias())
+    request.logit_bias.push_back({.token = bias.token_id(), .bias = bias.bias()});
+  for (const wire::TokenIds& word : submit.bad_words())
+    request.bad_words.emplace_back(word.ids().begin(), word.ids().end());
+  if (submit.has_thinking()) {
+    request.thinking = {.max_tokens = submit.thinking().max_tokens(),
+                        .open = submit.thinking().open(),
+                        .close = submit.thinking().close()};
+  }
+  if (submit.has_constraint()) {
+    wire::Constraint& constraint = *submit.mutable_constraint();
+    request.constraint.json_object = constraint.json_object();
+    if (constraint.kind_case() == wire::Constraint::kJsonSchema)
+      request.constraint.json_schema = std::move(*constraint.mutable_json_schema());
+    request.constraint.choices.assign(constraint.choice().choices().begin(),
+                                      constraint.choice().choices().end());
+    request.constraint.thinking_open = constraint.thinking_open();
+    request.constraint.thinking_close = constraint.thinking_close();
+  }
   request.max_tokens = submit.max_tokens();
+  request.min_tokens = submit.min_tokens();
+  request.include_stop_in_text = submit.include_stop_in_text();
+  request.log_probs = submit.logprobs();
+  request.output_tokens.assign(submit.output_tokens().begin(), submit.output_tokens().end());
   request.stop_token_ids.assign(submit.stop_token_ids().begin(), submit.stop_token_ids().end());
   request.stop_strings.assign(submit.stop_strings().begin(), submit.stop_strings().end());
   request.speculation = submit.speculate() ? SpeculationMode::kDFlash : SpeculationMode::kOff;
@@ -72,6 +98,14 @@ wire::Tokens ToMessage(const std::string& id, TokensReport&& report) {
     entry->set_drafted(round.drafted);
     entry->set_accepted(round.accepted);
   }
+  for (const TokenLogProbs& place : report.log_probs) {
+    wire::TokenLogprobs* entry = message.add_logprobs();
+    entry->set_logprob(place.log_prob);
+    for (const TokenLogProbs::Top& top : place.top) {
+      entry->add_top_ids(top.token);
+      entry->add_top_logprobs(top.log_prob);
+    }
+  }
   return message;
 }
 
@@ -85,6 +119,8 @@ wire::FinishReason ToMessage(FinishReason reason) {
       return wire::FINISH_REASON_STOP_STRING;
     case FinishReason::kLength:
       return wire::FINISH_REASON_LENGTH;
+    case FinishReason::kConstraint:
+      return wire::FINISH_REASON_CONSTRAINT;
   }
   DFLASH_CHECK(false);
   return wire::FINISH_REASON_UNSPECIFIED;

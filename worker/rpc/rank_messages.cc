@@ -72,6 +72,8 @@ wire::RankPlan ToMessage(const RankPlan& plan) {
     rows->mutable_tokens()->Assign(planned.tokens.begin(), planned.tokens.end());
     rows->set_last_logits(planned.last_logits);
     for (const StateCheckpoint& checkpoint : planned.checkpoints) Fill(checkpoint, rows->add_checkpoints());
+    rows->set_rules(planned.has_rules);
+    rows->set_logprobs(planned.log_probs);
   }
   return message;
 }
@@ -104,6 +106,8 @@ RankPlan FromMessage(const wire::RankPlan& message) {
                          .last_logits = rows.last_logits()});
     for (const wire::Checkpoint& checkpoint : rows.checkpoints())
       plan.rows.back().checkpoints.push_back(FromMessage(checkpoint));
+    plan.rows.back().has_rules = rows.rules();
+    plan.rows.back().log_probs = rows.logprobs();
   }
   return plan;
 }

@@ -54,6 +54,44 @@ std::vector<GenerationRequest> MixedRequests(size_t count, uint32_t seed,
   return requests;
 }
 
+void AddParameters(std::mt19937& random, GenerationRequest& request) {
+  const auto below = [&](uint32_t n) { return static_cast<int32_t>(random() % n); };
+  const auto token = [&] {  // rather one that may come up
+    return below(2) == 0 ? request.prompt_tokens[random() % request.prompt_tokens.size()] : below(4096);
+  };
+  const float repetition[] = {1.05f, 1.3f, 0.9f}, penalty[] = {-0.5f, 0.3f, 1.5f};
+  if (below(3) == 0) request.repetition_penalty = repetition[below(3)];
+  if (below(3) == 0) request.frequency_penalty = penalty[below(3)];
+  if (below(3) == 0) request.presence_penalty = penalty[below(3)];
+  if (below(3) == 0) {
+    for (int32_t n = below(4); n >= 0; --n)
+      request.logit_bias.push_back({.token = token(), .bias = static_cast<float>(below(9) - 4)});
+  }
+  if (below(3) == 0) {
+    for (int32_t n = below(8); n >= 0; --n) {
+      std::vector<int32_t> word = {token()};
+      if (below(2) == 0) word.push_back(token());
+      request.bad_words.push_back(std::move(word));
+    }
+  }
+  if (below(3) == 0) request.min_tokens = 1 + random() % static_cast<uint32_t>(request.max_tokens);
+  if (below(4) == 0) request.include_stop_in_text = true;
+  if (below(4) == 0) request.thinking = {.max_tokens = below(12), .open = 4091, .close = 4092};
+  if (below(3) == 0) request.log_probs = 1 + below(6);
+  if (below(4) == 0) {
+    const int32_t kind = below(3);
+    if (kind == 0) request.constraint.json_object = true;
+    if (kind == 1) {
+      request.constraint.json_schema = R"({"type": "object", "required": ["answer"], "properties": {
+          "answer": {"type": ["string", "integer"]}, "list": {"type": "array", "items": {"type": "boolean"}}}})";
+    }
+    if (kind == 2) request.constraint.choices = {"yes", "no", "perhaps, but not today"};
+    request.constraint.thinking_open = 4091;
+    request.constraint.thinking_close = 4092;
+    request.bad_words.clear();  // they may forbid what it needs
+  }
+}
+
 absl::StatusOr<std::vector<GenerationOutcome>> RunOneByOne(Engine& engine,
                                                            const std::vector<GenerationRequest>& requests) {
   std::vector<GenerationOutcome> outcomes;

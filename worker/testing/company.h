@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <random>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -20,6 +21,9 @@ struct MixedRequestsOptions {
 // clients with several priorities.
 std::vector<GenerationRequest> MixedRequests(size_t count, uint32_t seed,
                                              const MixedRequestsOptions& options);
+
+// Some of the parameters that change what a request may choose or what it reports, at random.
+void AddParameters(std::mt19937& random, GenerationRequest& request);
 
 // Each request run to its end before the next one is submitted.
 absl::StatusOr<std::vector<GenerationOutcome>> RunOneByOne(Engine& engine,

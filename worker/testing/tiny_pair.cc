@@ -27,6 +27,7 @@ class RecordingSink final : public RequestSink {
     outcome_->tokens.insert(outcome_->tokens.end(), report.tokens.begin(), report.tokens.end());
     outcome_->text += report.text;
     outcome_->rounds.insert(outcome_->rounds.end(), report.rounds.begin(), report.rounds.end());
+    outcome_->log_probs.insert(outcome_->log_probs.end(), report.log_probs.begin(), report.log_probs.end());
   }
   void OnFinished(const FinishedReport& report) override {
     outcome_->finished = report;

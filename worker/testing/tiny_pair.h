@@ -109,6 +109,7 @@ struct GenerationOutcome {
   std::vector<int32_t> tokens;
   std::string text;
   std::vector<RoundReport> rounds;
+  std::vector<TokenLogProbs> log_probs;
   FinishedReport finished;
   bool done = false;
 };

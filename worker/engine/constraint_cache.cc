@@ -1,0 +1,46 @@
+#include "worker/engine/constraint_cache.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "text/grammar/json_grammar.h"
+
+namespace dflash {
+namespace {
+
+absl::StatusOr<Grammar> GrammarOf(const OutputConstraint& constraint) {
+  if (!constraint.json_schema.empty()) return ConformsTo(constraint.json_schema);
+  if (!constraint.choices.empty()) return OneOf(constraint.choices);
+  return AnyJsonObject();
+}
+
+std::string KeyOf(const OutputConstraint& constraint) {
+  if (!constraint.json_schema.empty()) return absl::StrCat("schema ", constraint.json_schema);
+  std::string key = constraint.json_object ? "object" : "choice";
+  for (const std::string& choice : constraint.choices) absl::StrAppend(&key, " ", choice.size(), ":", choice);
+  return key;
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<TokenConstraint>> ConstraintCache::Find(const OutputConstraint& constraint) {
+  if (!constraint.any()) return nullptr;
+  if (tokenizer_ == nullptr) return absl::FailedPreconditionError("constraint: there is no tokenizer");
+  const std::string key = KeyOf(constraint);
+  const auto found =
+      std::find_if(kept_.begin(), kept_.end(), [&](const auto& entry) { return entry.first == key; });
+  if (found != kept_.end()) {
+    kept_.splice(kept_.begin(), kept_, found);
+    return kept_.front().second;
+  }
+  DFLASH_ASSIGN_OR_RETURN(Grammar grammar, GrammarOf(constraint));
+  if (tree_ == nullptr) tree_ = std::make_shared<TokenTree>(*tokenizer_);
+  auto compiled = std::make_shared<TokenConstraint>(std::move(grammar), tree_);
+  if (compiled->start() < 0) return absl::InvalidArgumentError("constraint: it is too ambiguous");
+  kept_.emplace_front(key, compiled);
+  if (kept_.size() > kMaxKept) kept_.pop_back();
+  return compiled;
+}
+
+}  // namespace dflash

@@ -1,0 +1,348 @@
+// Parameters that change what may be chosen, combined at random: the output is the same whatever drafts are
+// made, on one rank and on several, and obeys the parameters. Tests named *Full run thousands of cases (label
+// slow).
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+#include "worker/testing/company.h"
+#include "worker/testing/rank_threads.h"
+#include "worker/testing/tiny_pair.h"
+
+namespace dflash {
+namespace {
+
+using testing::GenerationOutcome;
+using testing::GoldenPrompt;
+using testing::GoldenRequest;
+using testing::LoadGoldenPrompts;
+using testing::LoadTinyPair;
+using testing::MakeEngine;
+using testing::RunAll;
+using testing::TinyPair;
+
+std::vector<GenerationRequest> Requests(size_t count, uint32_t seed) {
+  std::vector<GenerationRequest> requests =
+      testing::MixedRequests(count, seed, {.longest_prompt = 48, .most_tokens = 40});
+  std::mt19937 random(seed + 1);
+  for (GenerationRequest& request : requests) testing::AddParameters(random, request);
+  return requests;
+}
+
+std::vector<GenerationRequest> WithoutDrafts(std::vector<GenerationRequest> requests) {
+  for (GenerationRequest& request : requests) request.speculation = SpeculationMode::kOff;
+  return requests;
+}
+
+void ExpectSameLogProbs(const GenerationOutcome& actual, const GenerationOutcome& expected) {
+  ASSERT_EQ(actual.log_probs.size(), expected.log_probs.size());
+  for (size_t i = 0; i < expected.log_probs.size(); ++i) {
+    ASSERT_EQ(actual.log_probs[i].log_prob, expected.log_probs[i].log_prob) << "token " << i;
+    ASSERT_EQ(actual.log_probs[i].top.size(), expected.log_probs[i].top.size());
+    for (size_t k = 0; k < expected.log_probs[i].top.size(); ++k) {
+      ASSERT_EQ(actual.log_probs[i].top[k].token, expected.log_probs[i].top[k].token);
+      ASSERT_EQ(actual.log_probs[i].top[k].log_prob, expected.log_probs[i].top[k].log_prob);
+    }
+  }
+}
+
+// What can be seen of an output without the model.
+void ExpectObeys(const GenerationRequest& request, const GenerationOutcome& outcome) {
+  const std::vector<int32_t>& tokens = outcome.tokens;
+  for (size_t i = 0; i < std::min(tokens.size(), static_cast<size_t>(request.min_tokens)); ++i)
+    EXPECT_THAT(request.stop_token_ids, ::testing::Not(::testing::Contains(tokens[i])));
+  for (const std::vector<int32_t>& word : request.bad_words)
+    EXPECT_EQ(std::search(tokens.begin(), tokens.end(), word.begin(), word.end()), tokens.end());
+  if (request.log_probs > 0) {
+    ASSERT_EQ(outcome.log_probs.size(), tokens.size());
+    for (const TokenLogProbs& place : outcome.log_probs) {
+      EXPECT_EQ(place.top.size(), static_cast<size_t>(request.log_probs - 1));
+      EXPECT_LE(place.log_prob, 0);
+      double sum = 0;
+      for (size_t k = 0; k < place.top.size(); ++k) {
+        if (k > 0) {
+          EXPECT_LE(place.top[k].log_prob, place.top[k - 1].log_prob);
+        }
+        sum += std::exp(static_cast<double>(place.top[k].log_prob));
+      }
+      EXPECT_LE(sum, 1.0001);
+    }
+  } else {
+    EXPECT_TRUE(outcome.log_probs.empty());
+  }
+}
+
+void CheckCases(size_t count, uint32_t first_seed) {
+  testing::TinyPairOptions options;
+  options.slots = 8;
+  absl::StatusOr<TinyPair> pair = LoadTinyPair(options);
+  ASSERT_TRUE(pair.ok()) << pair.status();
+  int64_t drafted = 0, accepted = 0, changed = 0;
+  constexpr size_t kTogether = 50;
+  for (size_t done = 0; done < count; done += kTogether) {
+    const uint32_t seed = first_seed + static_cast<uint32_t>(done);
+    const std::vector<GenerationRequest> requests = Requests(std::min(kTogether, count - done), seed);
+    const auto speculative = *RunAll(**MakeEngine(*pair, pair->drafter.get()), requests);
+    const auto plain = *RunAll(**MakeEngine(*pair, nullptr), WithoutDrafts(requests));
+    for (size_t i = 0; i < requests.size(); ++i) {
+      SCOPED_TRACE(absl::StrCat("seed ", seed, ", ", requests[i].id));
+      ASSERT_TRUE(plain[i].done) << plain[i].status;
+      ASSERT_TRUE(speculative[i].done) << speculative[i].status;
+      ASSERT_EQ(speculative[i].tokens, plain[i].tokens);
+      ASSERT_EQ(speculative[i].text, plain[i].text);
+      ASSERT_EQ(speculative[i].finished.reason, plain[i].finished.reason);
+      ExpectSameLogProbs(speculative[i], plain[i]);
+      ExpectObeys(requests[i], plain[i]);
+      drafted += speculative[i].finished.drafted_tokens;
+      accepted += speculative[i].finished.accepted_tokens;
+    }
+    // The parameters do something: without them most outputs differ.
+    if (done > 0) continue;
+    std::vector<GenerationRequest> bare =
+        testing::MixedRequests(requests.size(), seed, {.longest_prompt = 48, .most_tokens = 40});
+    const auto other = *RunAll(**MakeEngine(*pair, nullptr), WithoutDrafts(bare));
+    for (size_t i = 0; i < bare.size(); ++i) changed += other[i].tokens != plain[i].tokens;
+  }
+  EXPECT_GT(changed, static_cast<int64_t>(std::min(kTogether, count)) / 5);
+  EXPECT_GT(drafted, static_cast<int64_t>(count) * 10);
+  EXPECT_GT(accepted, static_cast<int64_t>(count));
+  std::printf("%zu cases, %lld drafted, %lld accepted\n", count, static_cast<long long>(drafted),
+              static_cast<long long>(accepted));
+}
+
+TEST(Parameters, SpeculationChangesNothing) { CheckCases(60, 1); }
+TEST(Parameters, SpeculationChangesNothingFull) { CheckCases(5000, 1000); }
+
+// Ranks decide alike, and log probabilities come together from their parts.
+void CheckRanks(size_t count) {
+  const std::vector<GenerationRequest> requests = Requests(count, 7);
+  testing::TinyPairOptions options;
+  options.threads = 1;
+  options.slots = 8;
+  const auto group = testing::RankThreads::Load(2, options);
+  ASSERT_TRUE(group.ok()) << group.status();
+  const auto speculative = (*group)->RunRequests(requests);
+  ASSERT_TRUE(speculative.ok()) << speculative.status();
+  const auto plain = (*group)->RunRequests(WithoutDrafts(requests), /*speculate=*/false);
+  ASSERT_TRUE(plain.ok()) << plain.status();
+  int64_t accepted = 0;
+  for (size_t rank = 0; rank < 2; ++rank) {
+    for (size_t i = 0; i < requests.size(); ++i) {
+      SCOPED_TRACE(absl::StrCat("rank ", rank, ", ", requests[i].id));
+      const GenerationOutcome& expected = (*plain)[0][i];
+      const GenerationOutcome& actual = (*speculative)[rank][i];
+      ASSERT_TRUE(expected.done) << expected.status;
+      ASSERT_TRUE(actual.done) << actual.status;
+      ASSERT_EQ(actual.tokens, expected.tokens);
+      ExpectSameLogProbs(actual, expected);
+      ExpectObeys(requests[i], expected);
+      accepted += actual.finished.accepted_tokens;
+    }
+  }
+  EXPECT_GT(accepted, static_cast<int64_t>(count));
+}
+
+TEST(Parameters, SpeculationChangesNothingOnTwoRanks) { CheckRanks(24); }
+TEST(Parameters, SpeculationChangesNothingOnTwoRanksFull) { CheckRanks(500); }
+
+class ParametersTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    absl::StatusOr<TinyPair> pair = LoadTinyPair();
+    ASSERT_TRUE(pair.ok()) << pair.status();
+    pair_ = *std::move(pair);
+    engine_ = *MakeEngine(pair_, pair_.drafter.get());
+    request_ = GoldenRequest((*LoadGoldenPrompts())[0]);
+  }
+  GenerationOutcome Run(const GenerationRequest& request) { return (*RunAll(*engine_, {request}))[0]; }
+
+  TinyPair pair_;
+  std::unique_ptr<Engine> engine_;
+  GenerationRequest request_;
+};
+
+// The greedy choice under bias and penalties of the output, worked out from the 20 best log probabilities of
+// each place.
+TEST_F(ParametersTest, PenaltiesAndBiasDecideByTheirNumbers) {
+  request_.log_probs = 21;
+  request_.frequency_penalty = 0.75f;
+  request_.presence_penalty = 0.5f;
+  request_.max_tokens = 60;
+  request_.stop_token_ids.clear();
+  const GenerationOutcome free = Run(request_);
+  request_.logit_bias = {{.token = free.tokens[2], .bias = -3}, {.token = free.tokens[5], .bias = -100}};
+  const GenerationOutcome outcome = Run(request_);
+  ASSERT_TRUE(outcome.done) << outcome.status;
+  EXPECT_NE(outcome.tokens, free.tokens);
+  std::vector<int32_t> before;
+  for (size_t i = 0; i < outcome.tokens.size(); ++i) {
+    double best = -INFINITY;
+    int32_t chosen = -1;
+    for (const TokenLogProbs::Top& top : outcome.log_probs[i].top) {
+      const auto count = std::count(before.begin(), before.end(), top.token);
+      double value = top.log_prob - 0.75 * static_cast<double>(count) - (count > 0 ? 0.5 : 0);
+      if (top.token == free.tokens[2]) value -= 3;
+      if (top.token == free.tokens[5]) value -= 100;
+      if (value > best + 1e-5) {
+        best = value;
+        chosen = top.token;
+      }
+    }
+    // Nothing here raises a logit, so whatever is not among the best cannot win if the winner is above the
+    // last of them.
+    if (best > outcome.log_probs[i].top.back().log_prob) {
+      ASSERT_EQ(outcome.tokens[i], chosen) << "place " << i;
+    }
+    before.push_back(outcome.tokens[i]);
+  }
+  EXPECT_GT(outcome.finished.drafted_tokens, 0);
+}
+
+TEST_F(ParametersTest, ABiasThatNothingWithstands) {
+  request_.logit_bias = {{.token = 77, .bias = 100}};
+  request_.stop_token_ids.clear();
+  request_.max_tokens = 9;
+  EXPECT_EQ(Run(request_).tokens, std::vector<int32_t>(9, 77));
+}
+
+TEST_F(ParametersTest, MinTokensGoPastTheEnd) {
+  const GenerationOutcome whole = Run(request_);
+  ASSERT_EQ(whole.finished.reason, FinishReason::kStopToken);
+  const auto length = static_cast<int64_t>(whole.tokens.size());
+  for (const int64_t min : {length - 1, length, length + 7}) {
+    request_.min_tokens = min;
+    request_.max_tokens = length + 20;
+    const GenerationOutcome outcome = Run(request_);
+    EXPECT_GE(static_cast<int64_t>(outcome.tokens.size()), min);
+    EXPECT_EQ(outcome.tokens == whole.tokens, min < length) << min;
+  }
+}
+
+TEST_F(ParametersTest, StopStringsAreLookedForBehindMinTokens) {
+  const GenerationOutcome whole = Run(request_);
+  request_.stop_strings = {whole.text.substr(0, 2)};
+  EXPECT_TRUE(Run(request_).text.empty());
+  request_.include_stop_in_text = true;
+  EXPECT_EQ(Run(request_).text, whole.text.substr(0, 2));
+  request_.min_tokens = 3;
+  const GenerationOutcome later = Run(request_);
+  EXPECT_GT(later.tokens.size(), 3u);
+}
+
+TEST_F(ParametersTest, ThinkingIsCutShort) {
+  const int32_t open = *pair_.tokenizer->FindAddedToken("<think>"),
+                close = *pair_.tokenizer->FindAddedToken("</think>");
+  request_.stop_token_ids.clear();
+  request_.max_tokens = 30;
+  request_.logit_bias = {{.token = close, .bias = -100}};  // it would never stop by itself
+  if (request_.prompt_tokens.back() != open) request_.prompt_tokens.push_back(open);
+  for (const int64_t budget : {0, 1, 5, 17}) {
+    request_.thinking = {.max_tokens = budget, .open = open, .close = close};
+    const GenerationOutcome outcome = Run(request_);
+    ASSERT_TRUE(outcome.done) << outcome.status;
+    const auto end = std::find(outcome.tokens.begin(), outcome.tokens.end(), close);
+    EXPECT_EQ(end - outcome.tokens.begin(), budget);
+  }
+}
+
+// Text of JSON and nothing else, however the model would rather go on; with drafts.
+TEST_F(ParametersTest, ConstraintsHold) {
+  request_.max_tokens = 120;
+  const std::vector<int32_t> stops = request_.stop_token_ids;
+  for (const bool has_stops : {true, false}) {
+    request_.stop_token_ids = has_stops ? stops : std::vector<int32_t>();
+    const FinishReason reason = has_stops ? FinishReason::kStopToken : FinishReason::kConstraint;
+    request_.constraint = {};
+    request_.constraint.json_schema =
+        R"({"type": "object", "required": ["name", "count", "tags"], "properties": {
+        "name": {"type": "string", "maxLength": 12}, "count": {"type": "integer"},
+        "tags": {"type": "array", "minItems": 1, "maxItems": 3, "items": {"enum": ["red", "green"]}}}})";
+    const GenerationOutcome schema = Run(request_);
+    ASSERT_TRUE(schema.done) << schema.status;
+    const auto json = nlohmann::json::parse(schema.text, nullptr, false);
+    ASSERT_FALSE(json.is_discarded()) << schema.text;
+    EXPECT_TRUE(json.at("name").is_string());
+    EXPECT_TRUE(json.at("count").is_number_integer());
+    EXPECT_GE(json.at("tags").size(), 1u);
+    EXPECT_EQ(schema.finished.reason, reason);
+    EXPECT_GT(schema.finished.drafted_tokens, 0);
+
+    request_.constraint = {};
+    request_.constraint.choices = {"certainly", "certainly not"};
+    const GenerationOutcome choice = Run(request_);
+    EXPECT_THAT(request_.constraint.choices, ::testing::Contains(choice.text));
+    EXPECT_EQ(choice.finished.reason, reason);
+  }
+  request_.stop_token_ids = stops;
+  request_.constraint = {};
+  request_.constraint.json_object = true;
+  const GenerationOutcome object = Run(request_);
+  ASSERT_TRUE(object.done) << object.status;
+  if (object.finished.reason == FinishReason::kStopToken) {
+    EXPECT_TRUE(nlohmann::json::parse(object.text, nullptr, false).is_object()) << object.text;
+  }
+  EXPECT_THAT(object.text, ::testing::ContainsRegex("^[ \n\t]*[{]"));
+}
+
+TEST_F(ParametersTest, AConstraintBeginsBehindThinking) {
+  const int32_t open = *pair_.tokenizer->FindAddedToken("<think>"),
+                close = *pair_.tokenizer->FindAddedToken("</think>");
+  request_.prompt_tokens.push_back(open);
+  request_.stop_token_ids.clear();  // it may end in the middle of thinking
+  request_.constraint.choices = {"yes", "no"};
+  request_.constraint.thinking_open = open;
+  request_.constraint.thinking_close = close;
+  request_.thinking = {.max_tokens = 7, .open = open, .close = close};
+  const GenerationOutcome outcome = Run(request_);
+  ASSERT_TRUE(outcome.done) << outcome.status;
+  const auto end = std::find(outcome.tokens.begin(), outcome.tokens.end(), close);
+  ASSERT_NE(end, outcome.tokens.end());
+  EXPECT_LE(end - outcome.tokens.begin(), 7);
+  EXPECT_THAT(outcome.text,
+              ::testing::AnyOf(::testing::EndsWith("</think>yes"), ::testing::EndsWith("</think>no")));
+}
+
+TEST_F(ParametersTest, AConstraintThatBadWordsForbidSaysSo) {
+  request_.constraint.choices = {"yes"};
+  for (int32_t token = 0; token < 4088; ++token) {
+    const auto bytes = pair_.tokenizer->Find(token);
+    if (bytes.ok() && !bytes->bytes.empty() && bytes->bytes[0] == 'y') request_.bad_words.push_back({token});
+  }
+  const GenerationOutcome outcome = Run(request_);
+  EXPECT_EQ(outcome.status.code(), absl::StatusCode::kInvalidArgument) << outcome.status;
+  EXPECT_THAT(std::string(outcome.status.message()), ::testing::HasSubstr("constraint"));
+  EXPECT_TRUE(Run(GoldenRequest((*LoadGoldenPrompts())[0])).done);
+}
+
+// An output that goes on behind any of its tokens is the rest of the undisturbed one.
+TEST_F(ParametersTest, ARequestGoesOnWhereItWas) {
+  std::vector<GenerationRequest> requests = Requests(16, 99);
+  const std::vector<GenerationOutcome> whole = *RunAll(*engine_, requests);
+  for (size_t i = 0; i < requests.size(); ++i) {
+    for (size_t cut :
+         {size_t{1}, whole[i].tokens.size() / 2, whole[i].tokens.size() - 1, whole[i].tokens.size()}) {
+      if (cut == 0 || cut > whole[i].tokens.size()) continue;
+      SCOPED_TRACE(absl::StrCat(requests[i].id, " cut after ", cut, " of ", whole[i].tokens.size()));
+      GenerationRequest rest = requests[i];
+      rest.output_tokens.assign(whole[i].tokens.begin(), whole[i].tokens.begin() + static_cast<int64_t>(cut));
+      const GenerationOutcome outcome = Run(rest);
+      ASSERT_TRUE(outcome.done) << outcome.status;
+      std::vector<int32_t> tokens = rest.output_tokens;
+      tokens.insert(tokens.end(), outcome.tokens.begin(), outcome.tokens.end());
+      EXPECT_EQ(tokens, whole[i].tokens);
+      EXPECT_EQ(outcome.finished.reason, whole[i].finished.reason);
+      EXPECT_EQ(outcome.finished.completion_tokens, whole[i].finished.completion_tokens);
+      EXPECT_THAT(whole[i].text, ::testing::EndsWith(outcome.text));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace dflash
