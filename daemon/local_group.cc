@@ -11,6 +11,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "base/child_process.h"
+#include "base/exit_codes.h"
 #include "base/status.h"
 #include "daemon/lasting_group.h"
 #include "spdlog/spdlog.h"
@@ -18,22 +19,12 @@
 namespace dflash {
 namespace {
 
-// Exit codes of dflash-worker that say more than "failed" (worker/exit_codes.h).
-constexpr int kExitRankLost = 76;
-constexpr int kPermanent[] = {64, 65, 69, 74};  // bad flags, bad model, no device, cannot listen
-
 // A stream that ends because its process ends: so long until the process has ended too.
 constexpr absl::Duration kExitGrace = absl::Seconds(2);
 // A rank that ends because another has: so long until that one's end is known.
 constexpr absl::Duration kCauseGrace = absl::Milliseconds(500);
 
-bool IsPermanent(const ExitReport& report) {
-  if (report.by_signal) return false;
-  for (int code : kPermanent) {
-    if (report.code == code) return true;
-  }
-  return false;
-}
+bool IsPermanent(const ExitReport& report) { return !report.by_signal && IsPermanentExit(report.code); }
 
 bool FollowsAnother(const ExitReport& report) { return !report.by_signal && report.code == kExitRankLost; }
 

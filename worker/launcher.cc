@@ -13,10 +13,10 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "base/child_process.h"
+#include "base/exit_codes.h"
 #include "base/restart_policy.h"
 #include "base/status.h"
 #include "spdlog/spdlog.h"
-#include "worker/exit_codes.h"
 
 namespace dflash {
 namespace {

@@ -1,6 +1,7 @@
 // The whole engine under every instruction set of the CPU backend and 1, 2 and 3 threads: golden text, the
 // same text with and without speculation, and the same bits of the draft logits and of all state. The single
-// operations are held to the same in kernels/*/*_cpu_test.cc. Tests named *Full run everything (label slow).
+// operations are held to the same in kernels/*/*_cpu_test.cc. Tests named *Full run everything, one
+// instruction set each (label slow).
 #include <algorithm>
 #include <memory>
 #include <string>
@@ -60,10 +61,18 @@ std::vector<int32_t> AcceptedOf(const GenerationOutcome& outcome) {
   return accepted;
 }
 
-GenerationRequest Sampled(const GoldenPrompt& prompt, int64_t max_tokens, SpeculationMode mode) {
+// What every variant runs: golden prompts to their golden text, and sampled texts with and without drafts.
+struct Work {
+  GoldenPrompt block_prompt;  // its golden output fills a block
+  std::vector<GoldenPrompt> greedy;
+  std::vector<GoldenPrompt> sampled;
+  uint64_t seeds = 1;
+  int64_t max_tokens = 0;
+};
+
+GenerationRequest Sampled(const GoldenPrompt& prompt, uint64_t seed, SpeculationMode mode) {
   GenerationRequest request = GoldenRequest(prompt);
-  request.max_tokens = max_tokens;
-  request.sampling = {.temperature = 0.8f, .top_k = 0, .top_p = 0.95f, .min_p = 0, .seed = 12345};
+  request.sampling = {.temperature = 0.8f, .top_k = 0, .top_p = 0.95f, .min_p = 0, .seed = 12345 * seed};
   request.speculation = mode;
   return request;
 }
@@ -115,51 +124,61 @@ void AppendBits(TinyPair& pair, const GoldenPrompt& prompt, Trace& trace) {
   ASSERT_TRUE(pair.table->Close(*slot).ok());
 }
 
-void Run(const Variant& variant, const std::vector<GoldenPrompt>& prompts, int64_t max_tokens, Trace& trace) {
+void ExpectGoldenText(const GenerationOutcome& outcome, const GoldenPrompt& prompt, int64_t max_tokens) {
+  ASSERT_TRUE(outcome.done) << outcome.status;
+  std::vector<int32_t> golden = prompt.output_ids;
+  golden.resize(std::min(golden.size(), static_cast<size_t>(max_tokens)));
+  EXPECT_EQ(outcome.tokens, golden);
+  EXPECT_GT(outcome.finished.accepted_tokens, 0);
+}
+
+void ExpectSameText(const GenerationOutcome& drafted, const GenerationOutcome& plain) {
+  ASSERT_TRUE(drafted.done && plain.done) << drafted.status << " " << plain.status;
+  EXPECT_EQ(drafted.tokens, plain.tokens);
+  EXPECT_GT(drafted.finished.drafted_tokens, 0);
+  EXPECT_EQ(plain.finished.drafted_tokens, 0);
+}
+
+void Run(const Variant& variant, const Work& work, Trace& trace) {
   ASSERT_TRUE(SelectInstructionSet(variant.instruction_set).ok());
   testing::TinyPairOptions options;
   options.threads = variant.threads;
   absl::StatusOr<TinyPair> pair = LoadTinyPair(options);
   ASSERT_TRUE(pair.ok()) << pair.status();
-  AppendBits(*pair, prompts[0], trace);
+  AppendBits(*pair, work.block_prompt, trace);
   const auto engine = MakeEngine(*pair, pair->drafter.get());
   ASSERT_TRUE(engine.ok()) << engine.status();
   std::vector<GenerationRequest> requests;
-  for (const GoldenPrompt& prompt : prompts) {
-    GenerationRequest request = GoldenRequest(prompt);
-    request.max_tokens = std::min(request.max_tokens, max_tokens);
-    requests.push_back(std::move(request));
-    requests.push_back(Sampled(prompt, max_tokens, SpeculationMode::kDFlash));
-    requests.push_back(Sampled(prompt, max_tokens, SpeculationMode::kOff));
+  for (const GoldenPrompt& prompt : work.greedy) requests.push_back(GoldenRequest(prompt));
+  for (const GoldenPrompt& prompt : work.sampled) {
+    for (uint64_t seed = 1; seed <= work.seeds; ++seed) {
+      requests.push_back(Sampled(prompt, seed, SpeculationMode::kDFlash));
+      requests.push_back(Sampled(prompt, seed, SpeculationMode::kOff));
+    }
   }
+  for (GenerationRequest& request : requests)
+    request.max_tokens = std::min(request.max_tokens, work.max_tokens);
   const auto outcomes = RunAll(**engine, std::move(requests));
   ASSERT_TRUE(outcomes.ok()) << outcomes.status();
-  for (size_t i = 0; i < prompts.size(); ++i) {
-    SCOPED_TRACE("prompt " + std::to_string(i));
-    const GenerationOutcome &greedy = (*outcomes)[3 * i], &drafted = (*outcomes)[3 * i + 1],
-                            &plain = (*outcomes)[3 * i + 2];
-    ASSERT_TRUE(greedy.done && drafted.done && plain.done);
-    const std::vector<int32_t>& golden = prompts[i].output_ids;
-    const size_t length = std::min(golden.size(), static_cast<size_t>(max_tokens));
-    EXPECT_EQ(greedy.tokens,
-              std::vector<int32_t>(golden.begin(), golden.begin() + static_cast<int64_t>(length)));
-    EXPECT_EQ(drafted.tokens, plain.tokens);
-    EXPECT_GT(greedy.finished.accepted_tokens, 0);
-    EXPECT_GT(drafted.finished.drafted_tokens, 0);
-    EXPECT_EQ(plain.finished.drafted_tokens, 0);
-    for (const GenerationOutcome* outcome : {&greedy, &drafted, &plain}) {
-      trace.tokens.push_back(outcome->tokens);
-      trace.accepted.push_back(AcceptedOf(*outcome));
+  for (size_t i = 0; i < outcomes->size(); ++i) {
+    SCOPED_TRACE("request " + std::to_string(i));
+    const GenerationOutcome& outcome = (*outcomes)[i];
+    if (i < work.greedy.size()) {
+      ExpectGoldenText(outcome, work.greedy[i], work.max_tokens);
+    } else if ((i - work.greedy.size()) % 2 == 1) {
+      ExpectSameText((*outcomes)[i - 1], outcome);
     }
+    trace.tokens.push_back(outcome.tokens);
+    trace.accepted.push_back(AcceptedOf(outcome));
   }
 }
 
-void ExpectEqualOnAllVariants(const std::vector<GoldenPrompt>& prompts, int64_t max_tokens) {
+void ExpectEqualOnAll(const std::vector<Variant>& variants, const Work& work) {
   Trace first;
-  for (const Variant& variant : Variants()) {
+  for (const Variant& variant : variants) {
     SCOPED_TRACE(variant.instruction_set + ", threads: " + std::to_string(variant.threads));
     Trace trace;
-    ASSERT_NO_FATAL_FAILURE(Run(variant, prompts, max_tokens, trace));
+    ASSERT_NO_FATAL_FAILURE(Run(variant, work, trace));
     if (first.tokens.empty()) first = trace;
     EXPECT_EQ(trace.tokens, first.tokens);
     EXPECT_EQ(trace.accepted, first.accepted);
@@ -167,28 +186,33 @@ void ExpectEqualOnAllVariants(const std::vector<GoldenPrompt>& prompts, int64_t 
   }
 }
 
-// A prompt whose golden output fills a block.
-std::vector<GoldenPrompt> SomePrompts() {
-  const absl::StatusOr<std::vector<GoldenPrompt>> golden = LoadGoldenPrompts();
-  for (const GoldenPrompt& prompt : *golden) {
-    if (prompt.output_ids.size() >= 32 && prompt.prompt_ids.size() < 64) return {prompt};
-  }
-  return {};
+GoldenPrompt BlockPrompt(const std::vector<GoldenPrompt>& golden) {
+  const auto fits = [](const GoldenPrompt& prompt) {
+    return prompt.output_ids.size() >= 32 && prompt.prompt_ids.size() < 64;
+  };
+  return *std::find_if(golden.begin(), golden.end(), fits);
 }
 
 TEST_F(CpuVariantsTest, SameTextAndBits) {
-  const std::vector<GoldenPrompt> prompts = SomePrompts();
-  ASSERT_EQ(prompts.size(), 1u);
-  ExpectEqualOnAllVariants(prompts, 12);
+  const GoldenPrompt prompt = BlockPrompt(*LoadGoldenPrompts());
+  ExpectEqualOnAll(Variants(),
+                   {.block_prompt = prompt, .greedy = {prompt}, .sampled = {prompt}, .max_tokens = 12});
 }
 
-TEST_F(CpuVariantsTest, SameTextAndBitsFull) {
-  std::vector<GoldenPrompt> prompts = SomePrompts();
-  ASSERT_EQ(prompts.size(), 1u);
-  const absl::StatusOr<std::vector<GoldenPrompt>> golden = LoadGoldenPrompts();
-  prompts.insert(prompts.end(), golden->begin(), golden->end());
-  ExpectEqualOnAllVariants(prompts, 128);
+class CpuVariantsFullTest : public CpuVariantsTest, public ::testing::WithParamInterface<const char*> {};
+
+TEST_P(CpuVariantsFullTest, SameTextAndBits) {
+  if (!SelectInstructionSet(GetParam()).ok()) GTEST_SKIP() << "not on this machine";
+  std::vector<Variant> variants = {{.instruction_set = "auto", .threads = 2}};  // what the others are held to
+  for (int threads : {1, 2, 3}) variants.push_back({GetParam(), threads});
+  Work work = {.greedy = *LoadGoldenPrompts(), .seeds = 2, .max_tokens = 128};
+  work.block_prompt = BlockPrompt(work.greedy);
+  for (size_t i = 0; i < work.greedy.size(); i += 4) work.sampled.push_back(work.greedy[i]);  // of every kind
+  ExpectEqualOnAll(variants, work);
 }
+
+INSTANTIATE_TEST_SUITE_P(InstructionSets, CpuVariantsFullTest, ::testing::Values("scalar", "avx2", "avx512"),
+                         ::testing::PrintToStringParamName());
 
 TEST_F(CpuVariantsTest, UnknownInstructionSetsAreRefused) {
   EXPECT_EQ(SelectInstructionSet("avx1024").code(), absl::StatusCode::kInvalidArgument);

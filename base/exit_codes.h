@@ -1,4 +1,4 @@
-// What the exit status of a rank tells whoever started it (daemon/local_group.cc knows the same numbers).
+// What the exit status of a rank tells whoever started it, a coordinator or a launcher.
 #pragma once
 
 namespace dflash {
