@@ -54,18 +54,18 @@ absl::StatusOr<std::vector<ConfigEntry>> ReadJson(std::string_view text, const s
 }
 
 // The YAML library takes a quote that is never closed for a text up to the end, and so would swallow the keys
-// behind it. This key is put behind everything: when it does not come out again, something has swallowed it.
+// behind it; and it stops where a document ends. This key is put behind everything: when it does not come out
+// again, something has swallowed it.
 constexpr char kEnd[] = "end-of-the-file";
 
 // May throw YAML::Exception, which ParseConfig turns into a Status.
 absl::StatusOr<std::vector<ConfigEntry>> ReadYaml(std::string_view text, const std::string& origin) {
-  const std::vector<YAML::Node> documents =
-      YAML::LoadAll(absl::StrCat(std::string(text), "\n", kEnd, ": 1\n"));
+  // Not LoadAll: of a text like ",[" it makes documents without end.
+  const YAML::Node document = YAML::Load(absl::StrCat(std::string(text), "\n", kEnd, ": 1\n"));
   std::vector<ConfigEntry> entries;
-  if (documents.size() != 1) return Bad(origin, "has several documents");
-  if (!documents[0].IsMap()) return Bad(origin, "must be one mapping");
+  if (!document.IsMap()) return Bad(origin, "must be one mapping");
   std::set<std::string> seen;
-  for (const auto& pair : documents[0]) {
+  for (const auto& pair : document) {
     const std::string place = absl::StrCat(origin, ":", pair.first.Mark().line + 1);
     if (!pair.first.IsScalar()) return Bad(place, "a key must be a name");
     const std::string key = pair.first.Scalar();
@@ -78,7 +78,8 @@ absl::StatusOr<std::vector<ConfigEntry>> ReadYaml(std::string_view text, const s
     }
     entries.push_back({key, pair.second.Scalar(), place});
   }
-  if (entries.empty() || entries.back().key != kEnd) return Bad(origin, "a quote is not closed");
+  if (entries.empty() || entries.back().key != kEnd)
+    return Bad(origin, "has several documents, or a quote that is not closed");
   entries.pop_back();
   return entries;
 }
