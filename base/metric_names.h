@@ -300,6 +300,107 @@ inline constexpr MetricInfo kSpecConfig{"dflashd_spec_decode_config_info",
                                         {"method", "block_size", "taps", "draft_layers", "mask_token_id",
                                          "target_revision", "drafter_revision", "contract"}};
 
+// Health of speculation: what tells hard text from a broken integration (docs/diagnosing-acceptance.md).
+inline constexpr MetricInfo kSpecPredictedTokensPerPosition{
+    "dflashd_spec_decode_predicted_tokens_per_pos_total",
+    MetricType::kCounter,
+    MetricScope::kGroup,
+    "Sum of the survival that the drafter's own probabilities predict, by position in the draft block, from "
+    "0: "
+    "to be compared with the accepted ones.",
+    {"method", "position"}};
+inline constexpr MetricInfo kSpecConfidenceDrafts{
+    "dflashd_spec_decode_confidence_drafts_total",
+    MetricType::kCounter,
+    MetricScope::kGroup,
+    "Drafts that verification reached, all before them being accepted, by the lower bound of the drafter's "
+    "probability (0.0, 0.1, ... 0.9).",
+    {"method", "confidence"}};
+inline constexpr MetricInfo kSpecConfidenceAccepted{"dflashd_spec_decode_confidence_accepted_total",
+                                                    MetricType::kCounter,
+                                                    MetricScope::kGroup,
+                                                    "Of them, accepted.",
+                                                    {"method", "confidence"}};
+inline constexpr MetricInfo kSpecContentDrafts{
+    "dflashd_spec_decode_content_drafts_total",
+    MetricType::kCounter,
+    MetricScope::kGroup,
+    "Rounds with at least one draft by what the anchor stands in (thinking, tool, code, text).",
+    {"method", "content"}};
+inline constexpr MetricInfo kSpecContentDraftTokens{"dflashd_spec_decode_content_draft_tokens_total",
+                                                    MetricType::kCounter,
+                                                    MetricScope::kGroup,
+                                                    "Drafts sent to verification in these rounds.",
+                                                    {"method", "content"}};
+inline constexpr MetricInfo kSpecContentAcceptedTokens{"dflashd_spec_decode_content_accepted_tokens_total",
+                                                       MetricType::kCounter,
+                                                       MetricScope::kGroup,
+                                                       "Drafts accepted in these rounds.",
+                                                       {"method", "content"}};
+inline constexpr MetricInfo kSpecContentFirstAccepted{"dflashd_spec_decode_content_first_accepted_total",
+                                                      MetricType::kCounter,
+                                                      MetricScope::kGroup,
+                                                      "Of these rounds, whose first draft was accepted.",
+                                                      {"method", "content"}};
+inline constexpr MetricInfo kSpecOriginDrafts{
+    "dflashd_spec_decode_origin_drafts_total",
+    MetricType::kCounter,
+    MetricScope::kGroup,
+    "Rounds with at least one draft by where the sequence's stores come from (cold: its own prompt, prefix: "
+    "begun with a cached prefix, resumed: computed again after a preemption).",
+    {"method", "origin"}};
+inline constexpr MetricInfo kSpecOriginAcceptedTokens{"dflashd_spec_decode_origin_accepted_tokens_total",
+                                                      MetricType::kCounter,
+                                                      MetricScope::kGroup,
+                                                      "Drafts accepted in these rounds.",
+                                                      {"method", "origin"}};
+inline constexpr MetricInfo kSpecOriginFirstAccepted{"dflashd_spec_decode_origin_first_accepted_total",
+                                                     MetricType::kCounter,
+                                                     MetricScope::kGroup,
+                                                     "Of these rounds, whose first draft was accepted.",
+                                                     {"method", "origin"}};
+inline constexpr MetricInfo kSpecContextTokens{
+    "dflashd_spec_decode_context_tokens_total",
+    MetricType::kCounter,
+    MetricScope::kGroup,
+    "Positions before the anchors of rounds, all of which belong into the drafter's context.",
+    {"method"}};
+inline constexpr MetricInfo kSpecContextMissingTokens{"dflashd_spec_decode_context_missing_tokens_total",
+                                                      MetricType::kCounter,
+                                                      MetricScope::kGroup,
+                                                      "Of them, those that were not in it; stays 0.",
+                                                      {"method"}};
+inline constexpr MetricInfo kSpecCalibrationGap{"dflashd_spec_decode_calibration_gap",
+                                                MetricType::kGauge,
+                                                MetricScope::kGroup,
+                                                "Mean probability of first drafts less the share that was "
+                                                "accepted, last 2048 rounds at temperatures up to "
+                                                "1.",
+                                                {"method"}};
+inline constexpr MetricInfo kSpecFirstDraftAcceptance{"dflashd_spec_decode_first_draft_acceptance",
+                                                      MetricType::kGauge,
+                                                      MetricScope::kGroup,
+                                                      "Share of first drafts accepted, the same rounds.",
+                                                      {"method"}};
+inline constexpr MetricInfo kSpecHealthRounds{"dflashd_spec_decode_health_rounds",
+                                              MetricType::kGauge,
+                                              MetricScope::kGroup,
+                                              "How many rounds that verdict rests on.",
+                                              {"method"}};
+inline constexpr MetricInfo kSpecHealth{"dflashd_spec_decode_health",
+                                        MetricType::kGauge,
+                                        MetricScope::kGroup,
+                                        "1 for the verdict on these rounds (unknown, healthy, hard_text, "
+                                        "broken, refused) and its reason, else 0.",
+                                        {"method", "verdict", "reason"}};
+inline constexpr MetricInfo kSpecSelfTest{
+    "dflashd_spec_decode_self_test",
+    MetricType::kGauge,
+    MetricScope::kGroup,
+    "1 for how the self-test at start ended (passed, failed, overridden: failed and drafts all the same, "
+    "skipped), else 0.",
+    {"method", "result"}};
+
 // Processes.
 inline constexpr MetricInfo kReady{"dflashd_ready", MetricType::kGauge, MetricScope::kServer,
                                    "1 when new requests are taken."};
@@ -401,6 +502,23 @@ inline constexpr const MetricInfo* kAll[] = {&kRequests,
                                              &kSpecDraftSeconds,
                                              &kSpecVerifySeconds,
                                              &kSpecConfig,
+                                             &kSpecPredictedTokensPerPosition,
+                                             &kSpecConfidenceDrafts,
+                                             &kSpecConfidenceAccepted,
+                                             &kSpecContentDrafts,
+                                             &kSpecContentDraftTokens,
+                                             &kSpecContentAcceptedTokens,
+                                             &kSpecContentFirstAccepted,
+                                             &kSpecOriginDrafts,
+                                             &kSpecOriginAcceptedTokens,
+                                             &kSpecOriginFirstAccepted,
+                                             &kSpecContextTokens,
+                                             &kSpecContextMissingTokens,
+                                             &kSpecCalibrationGap,
+                                             &kSpecFirstDraftAcceptance,
+                                             &kSpecHealthRounds,
+                                             &kSpecHealth,
+                                             &kSpecSelfTest,
                                              &kReady,
                                              &kDraining,
                                              &kWorkerUp,

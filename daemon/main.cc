@@ -326,7 +326,7 @@ int Serve(const Settings& settings, const RemoteLeaders& remote) {
                                   drain_timeout_seconds = absl::ToDoubleSeconds(timeout);
                                   pthread_kill(main_thread, SIGTERM);
                                 }},
-                           &dispatcher, &service);
+                           &dispatcher, &service, &exporter);
     if (!started.ok()) {
       return Fail(kExitCannotListen,
                   absl::StrCat("--admin-listen: ", std::string(started.status().message())));

@@ -86,6 +86,13 @@ FlagParser MakeParser(Settings& settings) {
   parser.Choice("backend", {"auto", "cpu", "cuda"}, "what the worker runs on", &settings.backend);
   parser.Choice("speculation", {"dflash", "off"}, "what requests get that do not choose",
                 &settings.speculation);
+  parser.Choice(
+      "self-test", {"auto", "off", "warn"},
+      "golden prompts through the worker before it serves; auto: if there is a golden bundle, and no "
+      "speculation\nwhere they fail; warn: speculation all the same",
+      &settings.self_test);
+  parser.Text("golden", "DIR", "golden bundle for self-test; default: DRAFT-MODEL/golden, if there is one",
+              &settings.golden);
   parser.Text("model-name", "NAME", "served name; default: the last part of --model", &settings.model_name);
   parser.Integer("max-queued-requests", "N", "requests that may wait", 1, 1 << 20,
                  &settings.max_queued_requests);

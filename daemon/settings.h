@@ -61,6 +61,8 @@ struct Settings {
   double memory_fraction = 0;
   std::optional<int64_t> prefix_checkpoints;  // unset: the worker's own choice
   bool allow_unlisted_keys = false;
+  std::string self_test = "auto";
+  std::string golden;  // bundle for the self-test; empty: beside the drafter
   std::string defect;
 };
 

@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <exception>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -25,6 +26,7 @@
 #include "base/exit_codes.h"
 #include "base/flag_parser.h"
 #include "base/group_secret.h"
+#include "base/status.h"
 #include "kernels/device/stream.h"
 #include "spdlog/sinks/stdout_sinks.h"
 #include "spdlog/spdlog.h"
@@ -35,6 +37,7 @@
 #include "worker/rank/leader.h"
 #include "worker/rpc/engine_metrics.h"
 #include "worker/rpc/worker_server.h"
+#include "worker/self_test/self_test.h"
 
 namespace dflash {
 namespace {
@@ -44,6 +47,8 @@ struct Flags {
   std::string listen;
   std::string speculation = "dflash";
   std::string block_length = "by-load";
+  std::string self_test = "auto";
+  std::string golden;
   int64_t threads = 0;
   std::string instruction_set = "auto";
   int64_t device = 0;
@@ -77,6 +82,13 @@ FlagParser MakeParser(Flags& flags) {
               &flags.group.draft_model);
   parser.Text("listen", "ADDRESS", "unix:PATH or HOST:PORT for the coordinator", &flags.listen);
   parser.Choice("speculation", {"dflash", "off"}, "what requests get that do not choose", &flags.speculation);
+  parser.Choice(
+      "self-test", {"auto", "off", "warn"},
+      "golden prompts through the engine before it serves; auto: if there is a golden bundle, and no "
+      "speculation\nwhere they fail; warn: speculation all the same",
+      &flags.self_test);
+  parser.Text("golden", "DIR", "golden bundle for --self-test; default: DRAFT-MODEL/golden, if there is one",
+              &flags.golden);
   parser.Integer("threads", "N", "CPU threads; 0: one per core", 0, 256, &flags.threads);
   parser.Choice("instruction-set", {"auto", "scalar", "avx2", "avx512"},
                 "instructions of the CPU backend; auto: the best that this machine has",
@@ -230,6 +242,31 @@ GroupIdentity Identity(const Group& group, bool speculate) {
   return identity;
 }
 
+// Of the tensors that golden bundles fingerprint, by "target NAME" and "drafter NAME"; empty where the
+// weights are made from a seed.
+std::map<std::string, std::string> Fingerprints(const GroupOptions& options) {
+  std::map<std::string, std::string> fingerprints;
+  if (options.random_weights) return fingerprints;
+  const ConfigOptions config_options = {.allow_unlisted_keys = options.allow_unlisted_keys};
+  const auto add = [&](const std::string& whose, const Checkpoint& checkpoint,
+                       const std::vector<std::string>& names) {
+    for (const std::string& name : names) {
+      const absl::StatusOr<std::string> fingerprint = golden::TensorFingerprint(checkpoint, name);
+      if (fingerprint.ok()) fingerprints[absl::StrCat(whose, " ", name)] = *fingerprint;
+    }
+  };
+  const absl::StatusOr<TargetConfig> target_config = TargetConfig::Load(options.model, config_options);
+  if (!target_config.ok()) return fingerprints;
+  const absl::StatusOr<TargetCheckpoint> target = TargetCheckpoint::Open(options.model, *target_config);
+  if (target.ok()) add("target", *target, golden::FingerprintedTargetTensors());
+  if (options.draft_model.empty()) return fingerprints;
+  const absl::StatusOr<DraftConfig> draft_config = DraftConfig::Load(options.draft_model, config_options);
+  if (!draft_config.ok()) return fingerprints;
+  const absl::StatusOr<DraftCheckpoint> drafter = DraftCheckpoint::Open(options.draft_model, *draft_config);
+  if (drafter.ok()) add("drafter", *drafter, golden::FingerprintedDrafterTensors());
+  return fingerprints;
+}
+
 int Fail(ExitCode code, const absl::Status& status) {
   spdlog::error("{}", std::string(status.message()));
   return code;
@@ -269,9 +306,61 @@ class SignalThread {
   std::thread thread_;
 };
 
+// The bundle for the self-test; nullopt: there is none to be run.
+absl::StatusOr<std::optional<golden::GoldenBundle>> BundleForSelfTest(const Flags& flags) {
+  std::string folder = flags.golden;
+  if (flags.self_test == "off" || flags.group.draft_model.empty()) return std::nullopt;
+  if (folder.empty()) {
+    folder = flags.group.draft_model + "/golden";
+    if (!std::filesystem::exists(folder + "/bundle.json")) return std::nullopt;
+  }
+  DFLASH_ASSIGN_OR_RETURN(golden::GoldenBundle bundle, golden::GoldenBundle::Open(folder));
+  return bundle;
+}
+
+// Runs the self-test, if there is one to run. A failed one takes speculation from the engine unless
+// overridden, and says so everywhere: log, metric, status.
+absl::Status TestItself(const Flags& flags, const std::optional<golden::GoldenBundle>& bundle,
+                        const Group& group, Engine* engine, EngineMetrics* metrics, GroupIdentity* identity) {
+  SelfTestResult result = SelfTestResult::kSkipped;
+  if (!bundle.has_value()) {
+    identity->self_test_detail = flags.self_test == "off" ? "--self-test off" : "there is no golden bundle";
+  } else {
+    metrics->Mute();
+    DFLASH_ASSIGN_OR_RETURN(
+        const SelfTestReport report,
+        RunSelfTest(*bundle, group.contract, {.stop_token_ids = group.generation.eos_token_ids}, engine));
+    metrics->Unmute();
+    identity->self_test_detail = report.detail;
+    const bool overrides = flags.self_test == "warn";
+    result = report.passed ? SelfTestResult::kPassed
+             : overrides   ? SelfTestResult::kOverridden
+                           : SelfTestResult::kFailed;
+    if (report.passed) {
+      spdlog::info("self-test passed: {}", report.detail);
+    } else {
+      spdlog::error("SELF-TEST FAILED: {}", report.detail);
+      spdlog::error(
+          "{} Which interface is to blame: dflashctl doctor --model {} --draft-model {} --golden {}",
+          overrides ? "It drafts all the same (--self-test warn)."
+                    : "No request is drafted for: the text is right, but slow (--self-test warn drafts).",
+          flags.group.model, flags.group.draft_model, bundle->folder());
+    }
+  }
+  identity->self_test = Name(result);
+  metrics->SetSelfTest(result);
+  if (result != SelfTestResult::kFailed) return absl::OkStatus();
+  engine->RefuseSpeculation("self_test_failed");
+  identity->dflash_block_size = 0;
+  identity->speculate_by_default = false;
+  return absl::OkStatus();
+}
+
 // Rank 0: loads, then runs the engine until the coordinator or a signal ends it.
 int Lead(const Flags& flags, Membership& membership) {
   const absl::Time load_deadline = absl::Now() + absl::Seconds(flags.load_timeout_seconds);
+  const absl::StatusOr<std::optional<golden::GoldenBundle>> bundle = BundleForSelfTest(flags);
+  if (!bundle.ok()) return Fail(kExitBadModel, bundle.status());
   absl::StatusOr<Group> group =
       LoadGroup(flags.group, [](const std::string& line) { spdlog::info("{}", line); });
   if (!group.ok()) {
@@ -288,12 +377,16 @@ int Lead(const Flags& flags, Membership& membership) {
   absl::StatusOr<std::unique_ptr<Engine>> engine =
       group->MakeEngine(flags.group.max_prefill_tokens, &metrics, ranks.get());
   if (!engine.ok()) return Fail(kExitBadModel, engine.status());
+  GroupIdentity identity = Identity(*group, speculate);
+  identity.fingerprints = Fingerprints(flags.group);
+  const absl::Status tested = TestItself(flags, *bundle, *group, engine->get(), &metrics, &identity);
+  if (!tested.ok()) return Fail(kExitEngineFailed, tested);
   EngineBackend backend(engine->get());
 
   std::atomic<bool> coordinator_lost = false;
   absl::StatusOr<std::unique_ptr<WorkerServer>> server =
       WorkerServer::Start({.listen = flags.listen,
-                           .identity = Identity(*group, speculate),
+                           .identity = std::move(identity),
                            .secret = IsUnixAddress(flags.listen) ? "" : flags.membership.channel.secret,
                            .silence_limit = absl::Seconds(flags.silence_timeout_seconds)},
                           &backend, &metrics, [&](const absl::Status& status) {

@@ -62,6 +62,22 @@ double Exporter::Sum(const std::string& group, const MetricInfo& info, const Met
   return sum;
 }
 
+std::optional<MetricLabels> Exporter::InForce(const std::string& group, const MetricInfo& info) const {
+  absl::MutexLock lock(&mutex_);
+  const auto snapshot = snapshots_.find(group);
+  if (snapshot == snapshots_.end()) return std::nullopt;
+  for (const prometheus::MetricFamily& family : snapshot->second) {
+    if (family.name != info.name) continue;
+    for (const prometheus::ClientMetric& metric : family.metric) {
+      if (metric.gauge.value != 1) continue;
+      MetricLabels labels;
+      for (const auto& label : metric.label) labels.emplace(label.name, label.value);
+      return labels;
+    }
+  }
+  return std::nullopt;
+}
+
 std::string Exporter::Text() {
   if (refresh_) refresh_();
   std::map<std::string, prometheus::MetricFamily> merged;

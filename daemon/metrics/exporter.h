@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -30,6 +31,10 @@ class Exporter {
   // The sum over a group's reported counters or gauges of that name whose labels include `labels`; 0 when
   // there are none.
   double Sum(const std::string& group, const MetricInfo& info, const MetricLabels& labels = {}) const;
+
+  // The labels of the group's reported gauge of that name which is 1, where one of several always is;
+  // nullopt: none.
+  std::optional<MetricLabels> InForce(const std::string& group, const MetricInfo& info) const;
 
   // Called at the beginning of every Text(), to bring gauges up to date. Set before the first Text().
   void SetRefresh(std::function<void()> refresh) { refresh_ = std::move(refresh); }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -86,6 +87,10 @@ struct GroupInfo {
   int32_t default_top_k = 0;
   float default_top_p = 1;
   float default_min_p = 0;
+  std::string self_test = {};  // how it ended, and what it found
+  std::string self_test_detail = {};
+  std::map<std::string, std::string> fingerprints =
+      {};  // of stored tensors, by "target NAME" and "drafter NAME"
 };
 
 struct StartedOutput {

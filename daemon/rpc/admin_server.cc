@@ -11,6 +11,7 @@
 #include "absl/time/clock.h"
 #include "base/status.h"
 #include "daemon/request/request_error.h"
+#include "daemon/rpc/diagnosis.h"
 #include "daemon/rpc/grpc_status.h"
 #include "dflash/v1/admin.grpc.pb.h"
 #include "spdlog/spdlog.h"
@@ -49,10 +50,11 @@ v1::LogLevel LevelOf(spdlog::level::level_enum level) {
 
 class AdminServer::Impl final : public v1::AdminService::Service {
  public:
-  Impl(Options options, Dispatcher* dispatcher, InferenceService* service)
+  Impl(Options options, Dispatcher* dispatcher, InferenceService* service, const Exporter* exporter)
       : options_(std::move(options)),
         dispatcher_(dispatcher),
         service_(service),
+        exporter_(exporter),
         address_(options_.address) {}
   ~Impl() override {
     stopping_ = true;
@@ -199,6 +201,15 @@ class AdminServer::Impl final : public v1::AdminService::Service {
     return grpc::Status::OK;
   }
 
+  grpc::Status GetDiagnosis(grpc::ServerContext* context, const v1::GetDiagnosisRequest*,
+                            v1::GetDiagnosisResponse* response) override {
+    const absl::StatusOr<std::string> caller = Caller(*context);
+    if (!caller.ok()) return ToGrpcStatus(caller.status());
+    for (const Dispatcher::GroupStats& group : dispatcher_->GetStats().groups)
+      *response->add_groups() = DiagnosisOf(*exporter_, group);
+    return grpc::Status::OK;
+  }
+
  private:
   // Always written, whatever the level: who changed it must not be hidden by changing it.
   static void Audit(const grpc::ServerContext& context, const std::string& caller, const std::string& what) {
@@ -212,6 +223,7 @@ class AdminServer::Impl final : public v1::AdminService::Service {
   const Options options_;
   Dispatcher* const dispatcher_;
   InferenceService* const service_;
+  const Exporter* const exporter_;
   std::string address_;
   std::atomic<bool> stopping_ = false, exiting_ = false;
   absl::Mutex mutex_;
@@ -226,8 +238,9 @@ const std::string& AdminServer::address() const { return impl_->address(); }
 
 absl::StatusOr<std::unique_ptr<AdminServer>> AdminServer::Start(const Options& options,
                                                                 Dispatcher* dispatcher,
-                                                                InferenceService* service) {
-  auto impl = std::make_unique<Impl>(options, dispatcher, service);
+                                                                InferenceService* service,
+                                                                const Exporter* exporter) {
+  auto impl = std::make_unique<Impl>(options, dispatcher, service, exporter);
   DFLASH_RETURN_IF_ERROR(impl->Listen());
   return std::unique_ptr<AdminServer>(new AdminServer(std::move(impl)));
 }

@@ -7,6 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "daemon/metrics/exporter.h"
 #include "daemon/routing/dispatcher.h"
 #include "daemon/rpc/credentials.h"
 #include "daemon/rpc/inference_service.h"
@@ -24,10 +25,11 @@ class AdminServer {
     std::function<void(absl::Duration)> exit;           // drains with this timeout, and ends the process
   };
 
-  // Dispatcher and service are not owned and must outlive the server. Unavailable, naming the address: cannot
-  // listen there.
+  // Dispatcher, service and exporter are not owned and must outlive the server. Unavailable, naming the
+  // address: cannot listen there.
   static absl::StatusOr<std::unique_ptr<AdminServer>> Start(const Options& options, Dispatcher* dispatcher,
-                                                            InferenceService* service);
+                                                            InferenceService* service,
+                                                            const Exporter* exporter);
   ~AdminServer();  // ends all calls
 
   // Where it listens, the port filled in.

@@ -18,6 +18,7 @@
 #include "daemon/request/request_error.h"
 #include "daemon/rpc/convert.h"
 #include "daemon/rpc/credentials.h"
+#include "daemon/rpc/diagnosis.h"
 #include "daemon/rpc/generation.h"
 #include "daemon/rpc/grpc_status.h"
 #include "daemon/rpc/message_bytes.h"
@@ -475,6 +476,7 @@ void InferenceService::Impl::FillLoad(v1::GetLoadResponse* response) const {
       load->add_drafted_per_position(sum(metrics::kSpecDraftTokensPerPosition, position));
       load->add_accepted_per_position(sum(metrics::kSpecAcceptedTokensPerPosition, position));
     }
+    *load->mutable_speculation_health() = HealthOf(*exporter_, group);
   }
 }
 

@@ -71,7 +71,10 @@ absl::StatusOr<GroupInfo> FromMessage(const wire::GetGroupInfoResponse& message,
                    .default_temperature = message.default_temperature(),
                    .default_top_k = message.default_top_k(),
                    .default_top_p = message.default_top_p(),
-                   .default_min_p = message.default_min_p()};
+                   .default_min_p = message.default_min_p(),
+                   .self_test = message.self_test(),
+                   .self_test_detail = message.self_test_detail(),
+                   .fingerprints = {message.fingerprints().begin(), message.fingerprints().end()}};
 }
 
 wire::Submit ToMessage(const std::string& key, const GroupRequest& request, absl::Time now) {

@@ -1,8 +1,10 @@
 // Candidates of the CPU backend's sampling: keys, weights, and the best few of a row without sorting it.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "kernels/elementary/elementary.h"
@@ -29,6 +31,12 @@ inline int32_t IdOf(uint64_t key) { return static_cast<int32_t>(key & 0xffffffff
 inline float ValueOf(uint64_t key) {
   const uint32_t ascending = ~static_cast<uint32_t>(key >> 32);
   return std::bit_cast<float>((ascending & 0x80000000u) != 0 ? ascending & 0x7fffffffu : ~ascending);
+}
+
+// A NaN or +infinity is among the logits.
+inline bool IsUnusable(const float* logits, int64_t count) {
+  return std::any_of(logits, logits + count,
+                     [](float logit) { return !(logit < std::numeric_limits<float>::infinity()); });
 }
 
 const SamplingKernels& CurrentSamplingKernels();

@@ -25,9 +25,4 @@ absl::Status SampleRows(ConstMatrixView logits, const SamplingParams* params, co
   return backend::SampleRows(logits, params, positions, vocabulary, tokens, stream);
 }
 
-absl::Status ArgmaxRows(ConstMatrixView logits, int64_t vocabulary, int32_t* tokens, const Stream& stream) {
-  DFLASH_RETURN_IF_ERROR(Check("ArgmaxRows", logits, vocabulary));
-  return backend::ArgmaxRows(logits, vocabulary, tokens, stream);
-}
-
 }  // namespace dflash

@@ -19,7 +19,7 @@ struct SamplingParams {
   uint64_t seed = 0;
 };
 
-// Largest vocabulary of SampleRows and ArgmaxRows: the integer sums of top-p stay below 2^63.
+// Largest vocabulary: the integer sums of top-p stay below 2^63.
 inline constexpr int64_t kMaxVocabulary = int64_t{1} << 22;
 
 // tokens[r] = the token that the target emits at absolute position positions[r], from logits[r,
@@ -47,9 +47,5 @@ inline constexpr int64_t kMaxVocabulary = int64_t{1} << 22;
 // disagree or vocabulary is outside [1, kMaxVocabulary].
 absl::Status SampleRows(ConstMatrixView logits, const SamplingParams* params, const int64_t* positions,
                         int64_t vocabulary, int32_t* tokens, const Stream& stream);
-
-// tokens[r] = argmax of logits[r, 0..vocabulary), ties to the lowest id; -1 as in SampleRows. The drafter's
-// choice. Same errors.
-absl::Status ArgmaxRows(ConstMatrixView logits, int64_t vocabulary, int32_t* tokens, const Stream& stream);
 
 }  // namespace dflash

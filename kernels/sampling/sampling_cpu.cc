@@ -111,12 +111,4 @@ absl::Status SampleRows(ConstMatrixView logits, const SamplingParams* params, co
   return absl::OkStatus();
 }
 
-absl::Status ArgmaxRows(ConstMatrixView logits, int64_t vocabulary, int32_t* tokens, const Stream& stream) {
-  const SamplingKernels& kernels = CurrentSamplingKernels();
-  ParallelFor(stream, logits.rows, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; ++r) tokens[r] = kernels.find_best(logits.Row<float>(r), vocabulary).id;
-  });
-  return absl::OkStatus();
-}
-
 }  // namespace dflash::backend

@@ -29,6 +29,8 @@ struct SamplingKernels {
   int64_t (*next_above)(const float* logits, int64_t from, int64_t vocabulary, float bound);
   // Sum of floor(weight * 2^40).
   uint64_t (*total_mass)(const float* logits, int64_t vocabulary, float best, float temperature);
+  // Sum of exp(logit - best), in one order on every instruction set.
+  float (*exp_sum)(const float* logits, int64_t vocabulary, float best);
   int32_t (*draw)(const UnfilteredDraw& draw);
 };
 extern const SamplingKernels kSamplingKernelsScalar;

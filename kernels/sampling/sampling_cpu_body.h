@@ -97,6 +97,13 @@ static uint64_t TotalMass(const float* logits, int64_t vocabulary, float best, f
   return total;
 }
 
+static float ExpSum(const float* logits, int64_t vocabulary, float best) {
+  F32x16 sum = F32x16::Broadcast(0);
+  for (int64_t n = 0; n < vocabulary; n += kLanes)
+    sum = sum + Exp(LoadLogits(logits, n, vocabulary) - F32x16::Broadcast(best));
+  return ReduceAdd(sum);
+}
+
 // Philox4x32 of sixteen neighbouring counters; words[i] is the word of id 64 id_group + i.
 DFLASH_SIMD_INLINE void NoiseWords(uint64_t seed, int64_t position, uint32_t id_group, float* words) {
   static constexpr uint32_t kCounters[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
@@ -145,7 +152,7 @@ static int32_t Draw(const UnfilteredDraw& draw) {
   return Winner(leaders).id;
 }
 
-inline constexpr SamplingKernels kTable = {FindBest, NextAbove, TotalMass, Draw};
+inline constexpr SamplingKernels kTable = {FindBest, NextAbove, TotalMass, ExpSum, Draw};
 
 }  // namespace DFLASH_SIMD_NAMESPACE
 

@@ -76,21 +76,18 @@ __device__ __forceinline__ bool IsUnfiltered(const SamplingParams& params) {
 
 // ---- The kernels. Grid (chunks, rows).
 
-template <bool kClearScratch>
 __global__ void __launch_bounds__(kThreads) BestKernel(const SamplingTask task) {
   LetNextKernelStart();
   WaitForPreviousKernel();
   const float* logits = task.logits + blockIdx.y * task.stride;
   Scratch& scratch = task.scratch[blockIdx.y];
-  if constexpr (kClearScratch) {
-    for (unsigned bin = blockIdx.x * kThreads + threadIdx.x; bin < kBins; bin += gridDim.x * kThreads) {
-      scratch.bins[bin] = 0;
-    }
-    if (blockIdx.x == 0 && threadIdx.x == 0) {
-      scratch.total_mass = 0;
-      scratch.listed = 0;
-      scratch.last_bin = 0;
-    }
+  for (unsigned bin = blockIdx.x * kThreads + threadIdx.x; bin < kBins; bin += gridDim.x * kThreads) {
+    scratch.bins[bin] = 0;
+  }
+  if (blockIdx.x == 0 && threadIdx.x == 0) {
+    scratch.total_mass = 0;
+    scratch.listed = 0;
+    scratch.last_bin = 0;
   }
   const Chunk chunk = ChunkOf(task);
   uint64_t key = kNone;
@@ -299,7 +296,7 @@ LaunchShape ChunksOfRows(int64_t vocabulary, int64_t rows) {
 
 cudaError_t LaunchSample(const SamplingTask& task, int64_t rows, const CudaContext& context) {
   const LaunchShape chunks = ChunksOfRows(task.vocabulary, rows);
-  for (const auto kernel : {BestKernel<true>, SurveyKernel, GatherKernel}) {
+  for (const auto kernel : {BestKernel, SurveyKernel, GatherKernel}) {
     if (const cudaError_t error = Launch(context, chunks, kernel, task); error != cudaSuccess) return error;
   }
   return Launch(context, {.grid = Grid(rows), .block = dim3(kSelectThreads)}, SelectKernel, task);
@@ -316,16 +313,6 @@ absl::Status SampleRows(ConstMatrixView logits, const SamplingParams* params, co
     task.positions = positions + row;
     DFLASH_RETURN_IF_ERROR(
         CudaStatus(LaunchSample(task, std::min(kRowsTogether, logits.rows - row), context), "SampleRows"));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status ArgmaxRows(ConstMatrixView logits, int64_t vocabulary, int32_t* tokens, const Stream& stream) {
-  const CudaContext& context = CudaOf(stream);
-  for (int64_t row = 0; row < logits.rows; row += kRowsTogether) {
-    const SamplingTask task = TaskOf(logits, vocabulary, row, tokens, context);
-    const LaunchShape shape = ChunksOfRows(vocabulary, std::min(kRowsTogether, logits.rows - row));
-    DFLASH_RETURN_IF_ERROR(CudaStatus(Launch(context, shape, BestKernel<false>, task), "ArgmaxRows"));
   }
   return absl::OkStatus();
 }

@@ -37,14 +37,6 @@ std::vector<int32_t> Sample(const HostMatrix<float>& logits, const std::vector<S
   return tokens.ToHost();
 }
 
-std::vector<int32_t> Argmax(const HostMatrix<float>& logits, int64_t vocabulary) {
-  const Stream stream = Stream::Create({.threads = 2}).value();
-  const DeviceMatrix device_logits = DeviceMatrix::Input(logits, stream);
-  DeviceArray<int32_t> tokens(std::vector<int32_t>(static_cast<size_t>(logits.rows), -99), stream);
-  EXPECT_TRUE(ArgmaxRows(device_logits.view(), vocabulary, tokens.data(), stream).ok());
-  return tokens.ToHost();
-}
-
 // ---- The reference and the noise against literals.
 
 TEST(GumbelTest, FollowsTheFormulaInDouble) {
@@ -151,7 +143,6 @@ TEST(SamplingTest, GreedyTakesTheLowestIdOfTheHighest) {
                                         -5,    -5,    -5,     -5,    -5,    9,  //
                                         -0.0f, 0,     0,      -1,    0,     9,  //
                                         -kInf, -kInf, -1e38f, -kInf, -kInf, 9, 0, 1, 2, 3, 4, kNan});
-  EXPECT_THAT(Argmax(logits, 5), ElementsAre(1, 0, 0, 2, 4));
   EXPECT_THAT(Sample(logits, std::vector<SamplingParams>(5), std::vector<int64_t>(5), 5),
               ElementsAre(1, 0, 0, 2, 4));
 }
@@ -181,7 +172,6 @@ TEST(SamplingTest, RowsWithoutAChoiceFailAlone) {
       EXPECT_GE(tokens[3], 0);
     }
   }
-  EXPECT_THAT(Argmax(logits, 3), ElementsAre(-1, -1, -1, 0));
 }
 
 // A token depends on logits, parameters, seed and position: not on the row, its company or the threads.
@@ -310,10 +300,7 @@ TEST(SamplingTest, RefusesShapesThatDisagree) {
   DeviceArray<int64_t> position({0}, stream);
   DeviceArray<int32_t> token({0}, stream);
   const auto sample = [&](ConstMatrixView view, int64_t vocabulary) {
-    const absl::StatusCode code = ArgmaxRows(view, vocabulary, token.data(), stream).code();
-    EXPECT_EQ(SampleRows(view, params.data(), position.data(), vocabulary, token.data(), stream).code(),
-              code);
-    return code;
+    return SampleRows(view, params.data(), position.data(), vocabulary, token.data(), stream).code();
   };
   const void* data = logits.view().data;
   EXPECT_EQ(sample(logits.view(), 4), absl::StatusCode::kOk);

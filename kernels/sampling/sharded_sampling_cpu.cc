@@ -21,10 +21,6 @@ void ForEachRow(const Stream& stream, int64_t rows, const Fn& fn) {
   });
 }
 
-bool IsUnusable(const float* logits, int64_t count) {
-  return std::any_of(logits, logits + count, [](float logit) { return !(logit < kInfinity); });
-}
-
 bool IsDrawn(const SamplingParams& params, CandidateKey best) {
   return best != kUnusableRow && best != kNoCandidate && params.temperature > 0;
 }

@@ -26,7 +26,7 @@ HEALTH = {'dflashd_spec_decode_' + name for name in (
     'predicted_tokens_per_pos_total', 'confidence_drafts_total', 'confidence_accepted_total', 'content_drafts_total',
     'content_draft_tokens_total', 'content_accepted_tokens_total', 'content_first_accepted_total', 'origin_drafts_total',
     'origin_accepted_tokens_total', 'origin_first_accepted_total', 'context_tokens_total', 'context_missing_tokens_total',
-    'calibration_gap', 'first_draft_acceptance', 'health', 'self_test')}
+    'calibration_gap', 'first_draft_acceptance', 'health', 'health_rounds', 'self_test')}
 # Metrics that no dashboard and no alert needs, and that a page may lack.
 NOT_SHOWN = HEALTH
 NOT_ON_EVERY_PAGE = HEALTH

@@ -40,6 +40,8 @@ const std::map<std::string, std::map<std::string, Names>>& SubfolderArrows() {
         {"decode", {"cache", "comm", "model", "draft"}},
         {"rank", {"cache", "comm", "decode", "draft", "model"}},
         {"engine", {"cache", "comm", "decode", "draft", "model", "rank", "verify"}},
+        {"golden", {"model"}},
+        {"self_test", {"engine", "golden", "model"}},
         {"rpc", {"engine", "rank"}}}},
       {"daemon",
        {{"config", {}},

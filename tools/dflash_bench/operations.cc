@@ -18,6 +18,7 @@
 #include "kernels/gated_delta_net/gated_delta_net.h"
 #include "kernels/rms_norm/rms_norm.h"
 #include "kernels/rope/rope.h"
+#include "kernels/sampling/draft_choice.h"
 #include "kernels/sampling/sampling.h"
 #include "kernels/swiglu/swiglu.h"
 #include "tools/dflash_bench/timing.h"
@@ -234,8 +235,13 @@ class OperationBench {
     });
     const Matrix logits = RandomMatrix(block_, vocabulary, 10);
     const Buffer tokens = Uploaded(ids);
-    Measure("argmax", [&](int64_t rows) {
-      return ArgmaxRows(logits.Rows(rows), vocabulary, tokens.As<int32_t>(), stream_);
+    const Buffer candidates = Uploaded(std::vector<DraftCandidate>(ids.size()));
+    const Buffer confidences = Uploaded(std::vector<float>(ids.size()));
+    Measure("draft choice", [&](int64_t rows) -> absl::Status {
+      DFLASH_RETURN_IF_ERROR(
+          ListDrafts(logits.Rows(rows), 0, vocabulary, candidates.As<DraftCandidate>(), stream_));
+      return ChooseDrafts(candidates.As<DraftCandidate>(), 1, rows, tokens.As<int32_t>(),
+                          confidences.As<float>(), stream_);
     });
     const Buffer positions = Uploaded(std::vector<int64_t>(ids.size(), 100));
     const auto sample = [&](const std::string& name, const SamplingParams& params) {

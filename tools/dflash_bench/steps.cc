@@ -35,7 +35,7 @@ struct StepTimes {
     add(commit, report.commit_time);
     add(detokenize, report.detokenize_time);
     add(total, report.total_time);
-    committed += report.rounds[0].accepted + 1;
+    committed += report.rounds[0].round.accepted + 1;
   }
 
   Row ToRow(const std::string& name) const {

@@ -99,18 +99,23 @@ std::optional<std::vector<std::string>> TakeBackend(int argc, const char* const*
 // Through the public API of a running server.
 int AskServer(const std::vector<std::string>& arguments, Interrupt* interrupt) {
   EndpointFlags endpoint_flags;
-  std::string golden, colour = "auto";
+  std::string golden, admin_address, colour = "auto";
   int64_t max_prompts = 21;
   bool json = false;
   FlagParser parser(
       "dflashctl doctor",
       "Says which interface between target and drafter diverges, and why.\n"
-      "  dflashctl doctor --golden DIR [--address HOST:PORT]: of a running server, from outside.\n"
+      "  dflashctl doctor --golden DIR [--address HOST:PORT] [--admin-address ADDRESS]: of a running "
+      "server.\n"
       "  dflashctl doctor --model DIR --draft-model DIR [--golden DIR] [--backend auto|cpu|cuda]: of a "
       "pair,\n"
       "  stage by stage; more flags: dflashctl doctor --model DIR --help.");
   endpoint_flags.Register(&parser);
   parser.Text("golden", "DIR", "golden bundle of the served pair (docs/golden-bundle.md)", &golden);
+  parser.Text("admin-address", "ADDRESS",
+              "the server's --admin-listen: also what the server knows about itself (revisions, contracts in "
+              "force, coverage, counters, calibration)",
+              &admin_address);
   parser.Integer("max-prompts", "N", "golden prompts that are generated", 1, 4096, &max_prompts);
   parser.Switch("json", "prints the report as JSON", &json);
   parser.Choice("color", {"auto", "always", "never"}, "colours; auto: when a terminal reads", &colour);
@@ -119,15 +124,18 @@ int AskServer(const std::vector<std::string>& arguments, Interrupt* interrupt) {
   if (const std::optional<int> code = ParseCommandLine(&parser, static_cast<int>(argv.size()), argv.data()))
     return *code;
   if (golden.empty()) return Usage("--golden DIR, or --model DIR and --draft-model DIR, is required");
-  const absl::StatusOr<doctor::GoldenBundle> bundle = doctor::GoldenBundle::Open(golden);
+  const absl::StatusOr<golden::GoldenBundle> bundle = golden::GoldenBundle::Open(golden);
   if (!bundle.ok()) return UsageError(bundle.status());
   const absl::StatusOr<Endpoint> endpoint = endpoint_flags.Read();
   if (!endpoint.ok()) return UsageError(endpoint.status());
   Connection connection(*endpoint, interrupt);
   doctor::Report report;
   report.facts.emplace_back("server", endpoint->address);
-  if (const grpc::Status status = ExamineServer(connection, *bundle, max_prompts, &report); !status.ok())
-    return ServerError(status, *interrupt);
+  Endpoint admin = *endpoint;
+  admin.address = admin_address;
+  const grpc::Status status =
+      ExamineServer(connection, admin_address.empty() ? nullptr : &admin, *bundle, max_prompts, &report);
+  if (!status.ok()) return ServerError(status, *interrupt);
   const bool colours = colour == "always" || (colour == "auto" && isatty(STDOUT_FILENO) == 1);
   std::fputs((json ? report.ToJson() : report.ToText(colours)).c_str(), stdout);
   return report.ExitCode();

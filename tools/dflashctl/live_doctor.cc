@@ -1,6 +1,7 @@
 #include "tools/dflashctl/live_doctor.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <limits>
 #include <map>
@@ -13,15 +14,16 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
+#include "dflash/v1/admin.grpc.pb.h"
 #include "tools/dflashctl/commands.h"
 #include "worker/model/feature_contract.h"
 
 namespace dflash::ctl {
 namespace {
 
-using doctor::GoldenBundle;
-using doctor::GoldenPrompt;
 using doctor::Report;
+using golden::GoldenBundle;
+using golden::GoldenPrompt;
 
 v1::GenerateRequest Request(const std::vector<int32_t>& prompt, int64_t max_tokens,
                             v1::SpeculationMode mode) {
@@ -65,18 +67,23 @@ bool Same(const Generation& a, const Generation& b) {
 
 class Examination {
  public:
-  Examination(Connection& connection, const GoldenBundle& bundle, Report* report)
-      : connection_(connection), bundle_(bundle), report_(report) {}
+  Examination(Connection& connection, const Endpoint* admin, const GoldenBundle& bundle, Report* report)
+      : connection_(connection), admin_(admin), bundle_(bundle), report_(report) {}
 
   grpc::Status Run(int64_t max_prompts);
 
  private:
   grpc::Status CheckIdentity();
+  grpc::Status Diagnose(v1::GetDiagnosisResponse* diagnosis);
+  // As it is once everything that has been generated so far is in it.
+  grpc::Status AwaitDiagnosis(const v1::GetDiagnosisResponse& before, v1::GetDiagnosisResponse* diagnosis);
   grpc::Status CheckPrompts();
   grpc::Status CheckText(int64_t max_prompts);
   void CheckAcceptance(const std::vector<Generation>& generations);
   grpc::Status Generate(const v1::GenerateRequest& request, Generation* generation) {
-    return connection_.Generate(request, absl::InfiniteDuration(), nullptr, generation);
+    const grpc::Status status = connection_.Generate(request, absl::InfiniteDuration(), nullptr, generation);
+    for (const v1::StepInfo& round : generation->rounds) own_rounds_ += round.drafted() > 0;
+    return status;
   }
   // All at once.
   grpc::Status GenerateAll(const std::vector<v1::GenerateRequest>& requests,
@@ -89,7 +96,9 @@ class Examination {
   }
 
   Connection& connection_;
+  const Endpoint* const admin_;  // null: not to be asked
   const GoldenBundle& bundle_;
+  std::atomic<uint64_t> own_rounds_ = 0;
   Report* report_;
   v1::GetModelInfoResponse model_;
 };
@@ -117,6 +126,36 @@ grpc::Status Examination::CheckIdentity() {
                  0, "literals of the golden bundle", absl::StrCat("block of ", model_.drafter().block_size()),
                  "block_size of another drafter");
   return grpc::Status::OK;
+}
+
+grpc::Status Examination::Diagnose(v1::GetDiagnosisResponse* diagnosis) {
+  grpc::ClientContext context;
+  admin_->Prepare(&context);
+  context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(10)));
+  const Interrupt::Scope scope(connection_.interrupt(), &context);
+  const auto stub = v1::AdminService::NewStub(admin_->Dial());
+  const grpc::Status status = stub->GetDiagnosis(&context, {}, diagnosis);
+  if (status.ok()) return status;
+  return grpc::Status(status.error_code(),
+                      "the operators' port " + admin_->address + ": " + status.error_message());
+}
+
+uint64_t Rounds(const v1::GetDiagnosisResponse& diagnosis) {
+  uint64_t rounds = 0;
+  for (const v1::GroupDiagnosis& group : diagnosis.groups()) rounds += group.rounds();
+  return rounds;
+}
+
+grpc::Status Examination::AwaitDiagnosis(const v1::GetDiagnosisResponse& before,
+                                         v1::GetDiagnosisResponse* diagnosis) {
+  // Groups report once a second.
+  const absl::Time deadline = absl::Now() + absl::Seconds(5);
+  for (;;) {
+    diagnosis->Clear();
+    if (const grpc::Status status = Diagnose(diagnosis); !status.ok()) return status;
+    if (Rounds(*diagnosis) - Rounds(before) >= own_rounds_ || absl::Now() > deadline) return grpc::Status::OK;
+    absl::SleepFor(absl::Milliseconds(100));
+  }
 }
 
 grpc::Status Examination::CheckPrompts() {
@@ -289,15 +328,23 @@ grpc::Status Examination::CheckText(int64_t max_prompts) {
 grpc::Status Examination::Run(int64_t max_prompts) {
   const absl::Time start = absl::Now();
   if (const grpc::Status status = CheckIdentity(); !status.ok()) return status;
+  v1::GetDiagnosisResponse before, after;
+  if (admin_ != nullptr) {
+    if (const grpc::Status status = Diagnose(&before); !status.ok()) return status;
+  }
   if (const grpc::Status status = CheckPrompts(); !status.ok()) return status;
-  const grpc::Status status = CheckText(max_prompts);
+  if (const grpc::Status status = CheckText(max_prompts); !status.ok()) return status;
+  if (admin_ != nullptr) {
+    if (const grpc::Status status = AwaitDiagnosis(before, &after); !status.ok()) return status;
+    ExamineDiagnosis(before, after, own_rounds_, bundle_, report_);
+  }
   report_->seconds = absl::ToDoubleSeconds(absl::Now() - start);
-  return status;
+  return grpc::Status::OK;
 }
 
 }  // namespace
 
-std::string ContractDifferences(const std::string& line, const doctor::ExpectedContract& expected) {
+std::string ContractDifferences(const std::string& line, const golden::ExpectedContract& expected) {
   FeatureContract contract;
   for (const int32_t tap : expected.taps) contract.taps.push_back(LayerIndex{tap});
   contract.mask_token_id = expected.mask_token_id;
@@ -316,9 +363,135 @@ std::string ContractDifferences(const std::string& line, const doctor::ExpectedC
   return absl::StrJoin(differences, "; ");
 }
 
-grpc::Status ExamineServer(Connection& connection, const GoldenBundle& bundle, int64_t max_prompts,
-                           Report* report) {
-  return Examination(connection, bundle, report).Run(max_prompts);
+grpc::Status ExamineServer(Connection& connection, const Endpoint* admin, const GoldenBundle& bundle,
+                           int64_t max_prompts, Report* report) {
+  return Examination(connection, admin, bundle, report).Run(max_prompts);
+}
+
+namespace {
+
+// Fails an interface, also one that something else has passed.
+void FailAnyway(Report* report, const char* id, const std::string& detail, const std::string& cause) {
+  if (report->Of(id).outcome != doctor::Outcome::kFail) report->Fail(id, detail, cause);
+}
+
+void CheckRevisions(const v1::GroupDiagnosis& group, const GoldenBundle& bundle, Report* report) {
+  std::vector<std::string> others;
+  bool drafter = false;
+  int64_t compared = 0;
+  const auto compare = [&](const std::string& whose, const std::map<std::string, std::string>& weights) {
+    for (const auto& [name, fingerprint] : weights) {
+      const auto found = group.fingerprints().find(whose + " " + name);
+      if (found == group.fingerprints().end()) continue;
+      ++compared;
+      if (found->second == fingerprint) continue;
+      others.push_back(absl::StrCat(whose, " ", name));
+      drafter |= whose == "drafter";
+    }
+  };
+  compare("target", bundle.target_weights());
+  compare("drafter", bundle.drafter_weights());
+  if (compared == 0) return;
+  if (report->Judge("revisions", static_cast<double>(others.size()), 0,
+                    absl::StrCat("fingerprints of ", compared, " tensors in the bundle"),
+                    others.empty() ? std::string("the weights are the recorded ones")
+                                   : "other weights than recorded: " + absl::StrJoin(others, ", "),
+                    absl::StrCat(drafter ? "the drafter's" : "the target's",
+                                 " weights are not those that the bundle was recorded with"))) {
+    return;
+  }
+  report->Of("revisions").blame = doctor::Blame::kModel;
+}
+
+// How often the server's counters contradict each other.
+int64_t Contradictions(const v1::GroupDiagnosis& group) {
+  uint64_t drafted = 0, accepted = 0, by_content = 0, by_origin = 0, in_bins = 0;
+  for (const v1::PositionCounts& position : group.positions()) {
+    drafted += position.drafted();
+    accepted += position.accepted();
+  }
+  for (const v1::RoundCounts& counts : group.contents()) by_content += counts.rounds();
+  for (const v1::RoundCounts& counts : group.origins()) by_origin += counts.rounds();
+  for (const v1::ConfidenceCounts& counts : group.confidences()) in_bins += counts.accepted();
+  return int64_t{drafted != group.drafted_tokens()} + int64_t{accepted != group.accepted_tokens()} +
+         int64_t{by_content != group.rounds()} + int64_t{by_origin != group.rounds()} +
+         int64_t{in_bins != group.accepted_tokens()};
+}
+
+std::string Causes(const std::string& reason) {
+  if (reason == "no_opinion")
+    return "the drafter's head is zero or not the target's: all tokens are equally probable";
+  if (reason == "prefix_hits_differ") return "what the prefix cache restores is not what the drafter had";
+  if (reason == "cliff_at_position") return "a mask, a window or a row of the block";
+  return "the drafter is confident and rejected: it does not see what it was trained on";
+}
+
+}  // namespace
+
+void ExamineDiagnosis(const v1::GetDiagnosisResponse& before, const v1::GetDiagnosisResponse& after,
+                      uint64_t own_rounds, const GoldenBundle& bundle, Report* report) {
+  int64_t contradictions = 0;
+  uint64_t context = 0, missing = 0;
+  std::vector<std::string> contracts;
+  for (const v1::GroupDiagnosis& group : after.groups()) {
+    if (group.feature_contract().empty()) continue;  // not ready, or without a drafter
+    report->facts.emplace_back(
+        absl::StrCat("group ", group.name()),
+        absl::StrFormat(
+            "%s, %d ranks; %d rounds since its start; speculation %s%s; self-test %s%s", group.backend(),
+            group.ranks(), group.rounds(), group.health().verdict(),
+            group.health().reason() == "none" ? "" : " (" + group.health().reason() + ")",
+            group.health().self_test(),
+            group.health().self_test_detail().empty() ? "" : ": " + group.health().self_test_detail()));
+    CheckRevisions(group, bundle, report);
+    const std::string differences = ContractDifferences(group.feature_contract(), bundle.contract());
+    if (!differences.empty()) contracts.push_back(absl::StrCat("group ", group.name(), ": ", differences));
+    contradictions += Contradictions(group);
+    context += group.context_tokens();
+    missing += group.context_missing_tokens();
+  }
+  if (context == 0) return;  // nobody has drafted
+  report->Pass("files", 0, 0, "the running groups",
+               "every tensor that the configurations call for was found when the groups loaded");
+  report->Judge("config", static_cast<double>(contracts.size()), 0,
+                "the feature contracts in force against the bundle",
+                contracts.empty() ? std::string("every field of every group's contract agrees")
+                                  : absl::StrJoin(contracts, "; "),
+                "the server reads the drafter as " + absl::StrJoin(contracts, "; "));
+  // Coverage says nothing about what is in the context, so it can fail here but not pass.
+  if (missing > 0) {
+    FailAnyway(
+        report, "prefix",
+        absl::StrFormat("%.1f%% of the positions before the anchors are not in the drafter's context",
+                        100.0 * static_cast<double>(missing) / static_cast<double>(context)),
+        "the drafter's context does not begin where the sequence does: a prefix restored without it, or "
+        "only the last chunk's taps");
+  }
+  const uint64_t counted = Rounds(after) - Rounds(before);
+  if (counted < own_rounds) ++contradictions;
+  const bool streams_agree = report->Of("metrics").outcome == doctor::Outcome::kPass;
+  if (contradictions > 0 || streams_agree) {
+    report->Judge("metrics", static_cast<double>(contradictions), 0, "the server's counters, and the streams",
+                  absl::StrFormat("%d contradictions; the server counted %d rounds, the streams had %d",
+                                  contradictions, counted, own_rounds),
+                  "acceptance is counted wrongly");
+  }
+  for (const v1::GroupDiagnosis& group : after.groups()) {
+    const v1::SpeculationHealth& health = group.health();
+    const std::string measured = absl::StrFormat(
+        "first drafts: %.0f%% accepted where the drafter expected %.0f%%, last %d rounds",
+        100 * health.first_draft_acceptance(), 100 * health.first_draft_confidence(), health.rounds());
+    if (health.verdict() == "unknown") continue;
+    const double gap = health.first_draft_confidence() - health.first_draft_acceptance();
+    if (health.verdict() == "broken" && health.reason() != "context_missing") {
+      FailAnyway(report, health.reason() == "no_opinion" ? "head" : "calibration",
+                 absl::StrCat("group ", group.name(), ": ", health.reason(), "; ", measured),
+                 Causes(health.reason()));
+    } else if (report->Of("calibration").outcome != doctor::Outcome::kFail) {
+      report->Pass("calibration", gap, std::numeric_limits<double>::quiet_NaN(),
+                   "the drafter's own probabilities", absl::StrCat(health.verdict(), "; ", measured));
+    }
+  }
 }
 
 }  // namespace dflash::ctl

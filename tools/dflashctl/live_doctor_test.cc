@@ -22,8 +22,8 @@ std::string Replaced(const std::string& from, const std::string& to) {
 }
 
 TEST(LiveDoctorTest, ContractDifferencesAreNamed) {
-  const doctor::GoldenBundle bundle =
-      doctor::GoldenBundle::Open(std::string(DFLASHD_SOURCE_DIR) + "/tests/golden").value();
+  const golden::GoldenBundle bundle =
+      golden::GoldenBundle::Open(std::string(DFLASHD_SOURCE_DIR) + "/tests/golden").value();
   const auto differences = [&](const std::string& line) {
     return ContractDifferences(line, bundle.contract());
   };

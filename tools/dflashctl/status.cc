@@ -1,6 +1,7 @@
 // dflashctl status: what is served and how busy it is.
 #include <cstdio>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -10,6 +11,26 @@
 #include "tools/dflashctl/status_view.h"
 
 namespace dflash::ctl {
+
+std::string HealthText(const v1::SpeculationHealth& health) {
+  if (health.verdict().empty()) return {};
+  const bool bad = health.verdict() == "broken" || health.verdict() == "refused";
+  std::string text = bad ? absl::AsciiStrToUpper(health.verdict()) : health.verdict();
+  if (health.reason() != "none") absl::StrAppend(&text, ": ", health.reason());
+  if (health.rounds() > 0) {
+    absl::StrAppend(
+        &text, absl::StrFormat("; first drafts: %.0f%% accepted where the drafter expected %.0f%%, "
+                               "last %d rounds",
+                               100 * health.first_draft_acceptance(), 100 * health.first_draft_confidence(),
+                               health.rounds()));
+  }
+  if (!health.self_test().empty()) {
+    absl::StrAppend(&text, "; self-test ", health.self_test());
+    if (!health.self_test_detail().empty()) absl::StrAppend(&text, ": ", health.self_test_detail());
+  }
+  if (bad) absl::StrAppend(&text, "; what to do: dflashctl doctor");
+  return text;
+}
 
 std::string StatusText(const v1::GetModelInfoResponse& model, const v1::GetLoadResponse& load) {
   std::string text;
@@ -59,6 +80,8 @@ std::string StatusText(const v1::GetModelInfoResponse& model, const v1::GetLoadR
     }
     if (!group.detail().empty()) absl::StrAppend(&value, ": ", group.detail());
     line(absl::StrCat("group ", group.name()).c_str(), value);
+    const std::string health = HealthText(group.speculation_health());
+    if (!health.empty()) line(absl::StrCat("speculation ", group.name()).c_str(), health);
   }
   return text;
 }

@@ -40,6 +40,29 @@ TEST(StatusText, ServingWithSpeculation) {
   EXPECT_THAT(text, HasSubstr("3 of 10 pages, 10 rounds of 10.00 tokens, 60.0% of 150 drafts accepted"));
 }
 
+TEST(StatusText, TheVerdictOnTheDrafterIsNamed) {
+  v1::GetLoadResponse load;
+  v1::GroupLoad* group = load.add_groups();
+  group->set_name("0");
+  EXPECT_THAT(StatusText({}, load), Not(HasSubstr("speculation 0"))) << "nothing is known yet";
+  v1::SpeculationHealth* health = group->mutable_speculation_health();
+  health->set_verdict("broken");
+  health->set_reason("confident_and_rejected");
+  health->set_rounds(600);
+  health->set_first_draft_confidence(0.9);
+  health->set_first_draft_acceptance(0.33);
+  health->set_self_test("overridden");
+  health->set_self_test_detail("drafts change the text");
+  EXPECT_THAT(
+      StatusText({}, load),
+      HasSubstr("speculation 0     BROKEN: confident_and_rejected; first drafts: 33% accepted where the "
+                "drafter expected 90%, last 600 rounds; self-test overridden: drafts change the text; what "
+                "to do: dflashctl doctor\n"));
+  health->set_verdict("healthy");
+  health->set_reason("none");
+  EXPECT_THAT(StatusText({}, load), HasSubstr("speculation 0     healthy; first drafts: 33%"));
+}
+
 TEST(StatusText, NotServingSaysWhy) {
   v1::GetLoadResponse load;
   load.set_detail("worker group 0: killed by signal 9");

@@ -65,8 +65,8 @@ std::string Describe(bool causal, int64_t window) {
 }  // namespace
 
 Gates GatesFor(DType activations) {
-  return activations == DType::kF32 ? Gates{.golden = 5e-5, .stage = 2e-5, .margin = 1e-4}
-                                    : Gates{.golden = 0.2, .stage = 0.06, .margin = 0.25};
+  return activations == DType::kF32 ? Gates{.golden = 5e-5, .stage = 2e-5, .margin = 1e-4, .acceptance = 0.05}
+                                    : Gates{.golden = 0.2, .stage = 0.06, .margin = 0.25, .acceptance = 0.1};
 }
 
 std::string Checks::Against(const Sequences& sequences) const {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <limits>
 #include <map>
 #include <memory>
 #include <numeric>
@@ -25,6 +26,7 @@
 #include "tools/doctor/probe.h"
 #include "worker/comm/host_communicator.h"
 #include "worker/defects/defects.h"
+#include "worker/engine/speculation_health.h"
 #include "worker/load_group.h"
 #include "worker/model/checkpoint.h"
 #include "worker/model/draft_config.h"
@@ -34,7 +36,13 @@
 namespace dflash::doctor {
 namespace {
 
+using golden::FingerprintedDrafterTensors;
+using golden::FingerprintedTargetTensors;
+using golden::RecordedBundle;
+using golden::TensorFingerprint;
+
 constexpr int64_t kSequences = 6;
+constexpr int64_t kCheckpoints = 4;  // of the prefix cache
 constexpr int64_t kPrefillTokens = 512;
 constexpr int64_t kGoldenTokens = 128;  // of an output, at most
 
@@ -69,6 +77,9 @@ class Ranks {
       group.device = options.device;
       group.max_sequences = kSequences;
       group.max_context_tokens = options.max_context_tokens;
+      // Fewer pages than the slots can hold, so that some slots are left when others hold nearly all pages.
+      group.cache_tokens = (kSequences - 2) * options.max_context_tokens;
+      group.checkpoints = kCheckpoints;
       group.max_prefill_tokens = kPrefillTokens;
       group.adaptive_blocks = false;  // rounds in company are those alone
       group.allow_unlisted_keys = options.allow_unlisted_keys;
@@ -161,6 +172,7 @@ class Examination {
   absl::Status ExaminePreemption(const std::vector<int32_t>& prompt);
   void CheckGoldenRuns(const std::vector<EngineRun>& runs, const std::vector<size_t>& prompts);
   void CheckCounters(const std::vector<std::vector<EngineRun>>& waves);
+  void CheckCalibration(const std::vector<DecodedRound>& rounds);
   GenerationRequest Request(const std::vector<int32_t>& prompt, int64_t max_tokens, bool stop) const;
 
   const DoctorOptions& options_;
@@ -540,7 +552,8 @@ void Examination::CheckGoldenRuns(const std::vector<EngineRun>& runs, const std:
     report.Fail("end-to-end", detail, "the target's text is not the recorded one");
     return;
   }
-  if (report.Judge("end-to-end", loss, 0.05, "recorded acceptance per kind of text, relative loss", detail,
+  if (report.Judge("end-to-end", loss, checks_.gates.acceptance,
+                   "recorded acceptance per kind of text, relative loss", detail,
                    report.failed() ? "the first failure above" : "not explained by any interface above")) {
     return;
   }
@@ -581,6 +594,32 @@ void Examination::CheckCounters(const std::vector<std::vector<EngineRun>>& waves
                "per-position counters and totals disagree");
 }
 
+void Examination::CheckCalibration(const std::vector<DecodedRound>& rounds) {
+  HealthMonitor monitor;
+  for (const DecodedRound& round : rounds) monitor.Add(round);
+  const SpeculationHealth health = monitor.Judge();
+  const std::string detail =
+      absl::StrFormat("%s (%s): first drafts: %.0f%% accepted where the drafter expected %.0f%%, %d rounds",
+                      Name(health.verdict()), Name(health.reason), 100 * health.first_acceptance,
+                      100 * health.first_confidence, health.rounds);
+  if (health.verdict() == HealthVerdict::kUnknown) return report.NotChecked("calibration", detail);
+  const bool broken = health.verdict() == HealthVerdict::kBroken;
+  if (!broken)
+    return report.Pass("calibration", health.gap(), std::numeric_limits<double>::quiet_NaN(),
+                       "the drafter's own probabilities", detail);
+  if (!bundle_) {
+    return report.NotChecked(
+        "calibration",
+        absl::StrCat(detail,
+                     ". The integration is broken, or the drafter was trained for another target: a bundle "
+                     "tells which"));
+  }
+  const bool known = checks_.drafter_recorded && !bundle_->drafter_weights().empty();
+  report.Fail("calibration", detail,
+              known ? "the first failure above" : "a drafter that is sure of what this target does not say",
+              known ? Blame::kIntegration : Blame::kModel);
+}
+
 // Three requests that outgrow the pages together, and each of them alone.
 absl::Status Examination::ExaminePreemption(const std::vector<int32_t>& prompt) {
   std::vector<int32_t> start = prompt;
@@ -599,7 +638,7 @@ absl::Status Examination::ExaminePreemption(const std::vector<int32_t>& prompt) 
                             return probe.RunEngine({together}, kPrefillTokens, kPages);
                           }));
   if (crowded.preemptions == 0) {
-    report.Skip("preemption", "no request was preempted");
+    report.NotChecked("preemption", "no request was preempted: the pages were not short");
     return absl::OkStatus();
   }
   DFLASH_ASSIGN_OR_RETURN(const Probe::EngineRuns single,
@@ -645,10 +684,16 @@ absl::Status Examination::ExamineEngine() {
       std::min<int64_t>(block + 1, leader.max_context_tokens - static_cast<int64_t>(brief.size()));
   std::vector<Probe::Wave> waves(6);
   for (size_t i = 0; i < texts.size(); ++i) waves[0].push_back(Request(texts[i], budgets[i], true));
-  // Cold, something else in between, and again: a prefix cache may have hit.
-  waves[1] = {Request(texts[0], budgets[0], true)};
-  waves[2] = {Request(other, 8, true)};
-  waves[3] = {Request(texts[0], budgets[0], true)};
+  // Cold, once more to leave its prefix, something else, and again: the prefix cache hits, where a prompt has
+  // whole pages.
+  size_t longest = 0;
+  for (size_t i = 1; i < texts.size(); ++i) {
+    if (texts[i].size() > texts[longest].size()) longest = i;
+  }
+  waves[1] = {Request(texts[longest], budgets[longest], true)};
+  waves[1][0].use_prefix_cache = false;
+  waves[2] = {Request(texts[longest], 8, true), Request(texts[longest == 0 ? texts.size() - 1 : 0], 8, true)};
+  waves[3] = {Request(texts[longest], budgets[longest], true)};
   for (const SpeculationMode mode : {SpeculationMode::kDFlash, SpeculationMode::kOff}) {
     for (const std::vector<int32_t>* prompt : {&brief, &other}) {
       GenerationRequest request = Request(*prompt, std::min<int64_t>(32, budgets[0]), false);
@@ -703,6 +748,7 @@ absl::Status Examination::ExamineEngine() {
                absl::StrCat(cut, " of ", room, " token limits, 1 to ", room, ", change the text"),
                "rows beyond the limit are emitted, or the block is cut before it is drafted");
   CheckCounters(runs);
+  CheckCalibration(measured.decoded);
   CheckGoldenRuns(runs[0], numbers);
   return absl::OkStatus();
 }

@@ -7,8 +7,8 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "tools/doctor/golden_bundle.h"
 #include "tools/doctor/report.h"
+#include "worker/golden/golden_bundle.h"
 
 namespace dflash::doctor {
 

@@ -10,11 +10,14 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "tools/doctor/rows.h"
+#include "worker/golden/rows.h"
 #include "worker/model/checkpoint.h"
 #include "worker/model/draft_config.h"
 
 namespace dflash::doctor {
+
+using golden::RelativeError;
+using golden::Rows;
 
 // How c could be made of taps; only kPlain is right.
 enum class FusionForm : uint8_t { kPlain, kOnePlus, kUnnormed };

@@ -11,9 +11,12 @@
 #include "base/flag_parser.h"
 #include "kernels/device/stream.h"
 #include "tools/doctor/doctor.h"
-#include "tools/doctor/golden_bundle.h"
+#include "worker/golden/golden_bundle.h"
 
 namespace dflash::doctor {
+
+using golden::BundleComparison;
+using golden::GoldenBundle;
 namespace {
 
 enum ExitCode : int { kHealthy = 0, kDifferent = 1, kUsage = 2, kCannotRun = 3 };

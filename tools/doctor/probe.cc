@@ -26,9 +26,9 @@ class ScriptedDrafter final : public Drafter {
                               const int32_t* row_counts) override {
     return drafter_->IngestVerified(taps, segments, row_counts);
   }
-  absl::Status Propose(DecodeStates, const int32_t*, int64_t, int32_t* proposals) override {
-    return CopyToDevice(proposals, script.data(), static_cast<int64_t>(script.size() * sizeof(int32_t)),
-                        *stream_);
+  absl::Status Propose(DecodeStates, const int32_t*, int64_t, const Proposals& proposals) override {
+    return CopyToDevice(proposals.tokens, script.data(),
+                        static_cast<int64_t>(script.size() * sizeof(int32_t)), *stream_);
   }
   bool is_capturable() const override { return false; }
   absl::Status Open(int32_t slot, int64_t start) override { return drafter_->Open(slot, start); }
@@ -161,7 +161,7 @@ absl::StatusOr<std::vector<std::vector<int32_t>>> Probe::Propose(const std::vect
   DFLASH_ASSIGN_OR_RETURN(const Buffer proposals, Upload(tokens, stream));
   DFLASH_RETURN_IF_ERROR(
       group_->drafter->Propose({.data = state_list.As<DecodeState>(), .slots = group_->table->slots()},
-                               slot_list.As<int32_t>(), count, proposals.As<int32_t>()));
+                               slot_list.As<int32_t>(), count, {.tokens = proposals.As<int32_t>()}));
   DFLASH_RETURN_IF_ERROR(CopyToHost(tokens.data(), proposals.data(), proposals.bytes(), stream));
   std::vector<std::vector<int32_t>> of_slots;
   for (auto row = tokens.begin(); row != tokens.end(); row += drafts)
@@ -376,13 +376,19 @@ absl::StatusOr<Probe::VerifyRecord> Probe::RunVerify(const std::vector<int32_t>&
 
 absl::StatusOr<Probe::EngineRuns> Probe::RunEngine(std::vector<Wave> waves, int64_t max_prefill_tokens,
                                                    int64_t pages) {
-  class CountsPreemptions final : public StepObserver {
+  class Recorder final : public StepObserver {
    public:
-    void OnStep(const StepReport& report, const EngineGauges&) override { count += report.preemptions; }
-    int64_t count = 0;
+    explicit Recorder(EngineRuns* runs) : runs_(runs) {}
+    void OnStep(const StepReport& report, const EngineGauges&) override {
+      runs_->preemptions += report.preemptions;
+      runs_->decoded.insert(runs_->decoded.end(), report.rounds.begin(), report.rounds.end());
+    }
+
+   private:
+    EngineRuns* runs_;
   };
-  CountsPreemptions observer;
   EngineRuns runs;
+  Recorder observer(&runs);
   // Sequences that do nothing hold the other pages.
   std::vector<Slot> idle;
   while (pages > 0 && group_->table->free_pages() > pages) {
@@ -402,7 +408,6 @@ absl::StatusOr<Probe::EngineRuns> Probe::RunEngine(std::vector<Wave> waves, int6
     }
     for (const EngineRun& run : of_wave) DFLASH_RETURN_IF_ERROR(run.status);
   }
-  runs.preemptions = observer.count;
   return runs;
 }
 

@@ -12,12 +12,14 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "tools/doctor/draft_reference.h"
-#include "tools/doctor/rows.h"
 #include "worker/engine/engine.h"
 #include "worker/engine/request.h"
+#include "worker/golden/rows.h"
 #include "worker/load_group.h"
 
 namespace dflash::doctor {
+
+using golden::Rows;
 
 // One draft pass of one sequence, stage by stage.
 struct DraftPass {
@@ -110,6 +112,7 @@ class Probe {
   struct EngineRuns {
     std::vector<std::vector<EngineRun>> waves;
     int64_t preemptions = 0;
+    std::vector<DecodedRound> decoded;  // all rounds of all waves
   };
   // pages: as many are left to the engine; 0: all.
   absl::StatusOr<EngineRuns> RunEngine(std::vector<Wave> waves, int64_t max_prefill_tokens,

@@ -76,7 +76,7 @@ constexpr Interface kInterfaces[] = {
      "DFlashDrafter::Impl::RunLayer in worker/draft/dflash_drafter.cc."},
     {"head", "18", "shared head and vocabulary", Oracle::kOwnPath,
      "Draft logits do not come from the target's head: acceptance is nothing.",
-     "Target::Head and Target::Argmax; lm_head of wrapped checkpoints; vocabulary limit."},
+     "Target::Head and Target::ChooseDrafts; lm_head of wrapped checkpoints; vocabulary limit."},
     {"mask-token", "31", "the mask token as a draft", Oracle::kLiteral,
      "The mask id is an ordinary token, but it is stripped when it is drafted.",
      "Filters of special tokens between the drafter and verification."},
@@ -131,6 +131,11 @@ constexpr Interface kInterfaces[] = {
     {"metrics", "34", "counters", Oracle::kLiteral,
      "Acceptance is counted wrongly: the dashboard cannot be trusted.",
      "FinishedReport; worker/rpc/engine_metrics.cc."},
+    {"calibration", "-", "confidence against acceptance", Oracle::kLiteral,
+     "The drafter is sure of drafts that are rejected: it does not see what it was trained on. On hard text "
+     "it "
+     "would be unsure.",
+     "The findings above; on a dashboard the acceptance by position, content and origin of the context."},
     {"draft-logits", "35", "draft logits of the first block", Oracle::kBundle,
      "All interfaces hold one by one, yet the whole block differs from the reference.",
      "The findings above with the largest measured numbers."},
@@ -359,7 +364,7 @@ std::string Report::ToText(bool colours) const {
     const bool number = !std::isnan(finding.measured);
     absl::StrAppendFormat(&text, "%-8s %-44s %s %-10s %-9s %s\n", finding.interface->numbers,
                           finding.interface->title, paint(absl::StrFormat("%-13s", style.mark), style.colour),
-                          number ? Number(finding.measured) : "", number ? Number(finding.limit) : "",
+                          number ? Number(finding.measured) : "", std::isnan(finding.limit) ? "" : Number(finding.limit),
                           Name(finding.interface->oracle));
     if (finding.outcome == Outcome::kPass) continue;
     const std::string indent(9, ' ');

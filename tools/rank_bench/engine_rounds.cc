@@ -55,7 +55,7 @@ Row RowOf(const std::string& name, const std::vector<StepReport>& steps) {
   add("commit", [](const StepReport& s) { return s.commit_time; });
   add("host", [](const StepReport& s) { return s.schedule_time + s.detokenize_time; });
   double tokens = 0;
-  for (const StepReport& step : steps) tokens += 1 + step.rounds[0].accepted;
+  for (const StepReport& step : steps) tokens += 1 + step.rounds[0].round.accepted;
   row.figures.push_back({"tokens", steps.empty() ? 0 : tokens / static_cast<double>(steps.size())});
   return row;
 }

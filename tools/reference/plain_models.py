@@ -95,9 +95,9 @@ class PlainTarget:
 
 
 class TransformersTarget:
-    """The same layers by the library's own modules, one at a time."""
+    """The same layers by the library's own modules, one at a time; kept where a layer's weights are always the same."""
 
-    def __init__(self, config, device):
+    def __init__(self, config, device, keep=False):
         from transformers.models.qwen3_5 import modeling_qwen3_5 as library
         from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 
@@ -105,12 +105,21 @@ class TransformersTarget:
         self.config = Qwen3_5TextConfig(**{key: value for key, value in config.items() if key != "model_type"})
         self.config._attn_implementation = "sdpa"
         self.rotary = library.Qwen3_5TextRotaryEmbedding(self.config).to(device)
+        self.keep, self.modules = keep, {}
 
-    def layer(self, index, w, x):
+    def module(self, index, w):
+        if index in self.modules:
+            return self.modules[index]
         with torch.device("meta"):
             layer = self.library.Qwen3_5DecoderLayer(self.config, index)
         layer.load_state_dict(w, strict=True, assign=True)
         layer.eval()
+        if self.keep:
+            self.modules[index] = layer
+        return layer
+
+    def layer(self, index, w, x):
+        layer = self.module(index, w)
         x = x[None]
         positions = torch.arange(x.shape[1], device=self.device)[None]
         rotation = self.rotary(x, positions[None].expand(3, -1, -1))

@@ -7,13 +7,14 @@ plain_models.py. Prompts are a list of objects as in a bundle: "kind", and "prom
 need transformers' tokenizer). Every round runs the target over the whole text again: simple, and slow for long ones.
 
     tools/reference/record_golden.py --model models/tiny-qwen3.6 --draft-model models/tiny-qwen3.6-dflash \
-        --prompts tests/golden/golden.json --tensor-prompts 0,3,16 --out /tmp/bundle
+        --prompts tests/golden/golden.json --tensor-prompts 0,3,16 --jobs 8 --out /tmp/bundle
     dflashctl golden compare /tmp/bundle tests/golden
 """
 
 import argparse
 import hashlib
 import json
+import multiprocessing
 import os
 import struct
 import sys
@@ -26,6 +27,8 @@ from plain_models import PlainDrafter, PlainTarget, rms  # noqa: E402
 DTYPES = {"BF16": torch.bfloat16, "F32": torch.float32, "F16": torch.float16}
 LAST_ROWS = 16  # of taps and context features
 FIRST_ROWS = 64  # of hidden states
+TARGET_FINGERPRINTS = ["norm.weight"]
+DRAFTER_FINGERPRINTS = ["fc.weight", "hidden_norm.weight", "norm.weight", "layers.0.self_attn.k_proj.weight"]
 
 
 class Checkpoint:
@@ -80,7 +83,7 @@ class Target:
         else:
             from plain_models import TransformersTarget
 
-            self.model = TransformersTarget(self.config, device)
+            self.model = TransformersTarget(self.config, device, keep=True)
         get = lambda name: weights.get(name, device, dtype)  # noqa: E731
         self.layers = []
         for index in range(self.config["num_hidden_layers"]):
@@ -88,7 +91,6 @@ class Target:
             self.layers.append({n[len(prefix):]: get(n) for n in weights.tensors if n.startswith(prefix)})
         self.embedding, self.norm = get("embed_tokens.weight"), get("norm.weight")
         self.head = get("lm_head.weight") if "lm_head.weight" in weights.tensors else self.embedding
-        self.fingerprints = {"norm.weight": weights.fingerprint("norm.weight")}
         self.device = device
 
     def forward(self, tokens):
@@ -113,8 +115,6 @@ class Drafter:
         for kind in self.contract["layers"]:  # what PlainDrafter computes
             if (kind["kind"] == "sliding_attention") != kind["causal"]:
                 sys.exit(f"layers that are {kind} are not in plain_models.py")
-        names = ["fc.weight", "hidden_norm.weight", "norm.weight", "layers.0.self_attn.k_proj.weight"]
-        self.fingerprints = {name: weights.fingerprint(name) for name in names}
 
     def features(self, taps):
         return self.model.features(self.weights, torch.cat([taps[k + 1] for k in self.contract["target_layer_ids"]], -1))
@@ -191,7 +191,7 @@ def encode(model, prompt):
 def write_tensors(path, tensors):
     header, data = {}, b""
     for name, tensor in tensors.items():
-        raw = tensor.float().cpu().contiguous().numpy().tobytes()
+        raw = tensor.astype("<f4").tobytes()
         header[name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [len(data), len(data) + len(raw)]}
         data += raw
     text = json.dumps(header).encode()
@@ -199,40 +199,73 @@ def write_tensors(path, tensors):
         file.write(struct.pack("<Q", len(text)) + text + data)
 
 
-@torch.no_grad()
-def main(args):
-    device, dtype = torch.device(args.device), getattr(torch, args.dtype)
-    if device.type == "cuda":
-        torch.backends.cuda.matmul.allow_tf32 = False
-    target, drafter = Target(args, device, dtype), Drafter(args, device, dtype)
-    stops = set()
-    generation = os.path.join(args.model, "generation_config.json")
-    if os.path.exists(generation):
-        with open(generation) as file:
-            eos = json.load(file).get("eos_token_id", [])
-        stops = set(eos if isinstance(eos, list) else [eos])
-    vocabulary = args.vocabulary or target.config["vocab_size"]
-    with open(args.prompts) as file:
-        prompts = json.load(file)
-    chosen = [int(n) for n in args.tensor_prompts.split(",") if n]
-    tensors, records = {}, []
-    for number, prompt in enumerate(prompts):
-        ids = encode(args.model, prompt)
-        output, lengths, first = generate(target, drafter, ids, args.max_tokens, stops, vocabulary)
+class Recorder:
+    """The pair, loaded, and how it records one prompt after the other."""
+
+    def __init__(self, args):
+        device, dtype = torch.device(args.device), getattr(torch, args.dtype)
+        if device.type == "cuda":
+            torch.backends.cuda.matmul.allow_tf32 = False
+        if args.jobs > 1:
+            torch.set_num_threads(1)
+        self.args = args
+        self.target, self.drafter = Target(args, device, dtype), Drafter(args, device, dtype)
+        self.stops = set()
+        generation = os.path.join(args.model, "generation_config.json")
+        if os.path.exists(generation):
+            with open(generation) as file:
+                eos = json.load(file).get("eos_token_id", [])
+            self.stops = set(eos if isinstance(eos, list) else [eos])
+        self.vocabulary = args.vocabulary or self.target.config["vocab_size"]
+        self.chosen = [int(n) for n in args.tensor_prompts.split(",") if n]
+
+    @torch.no_grad()
+    def record(self, number, prompt):
+        ids = encode(self.args.model, prompt)
+        output, lengths, first = generate(self.target, self.drafter, ids, self.args.max_tokens, self.stops, self.vocabulary)
         record = {"kind": prompt.get("kind", "text"), "text": prompt.get("text", ""), "prompt_ids": ids, "output_ids": output,
                   "acceptance_lengths": lengths}
         if "chat" in prompt:
             record["chat"] = prompt["chat"]
-        records.append(record)
-        if number in chosen:
-            tensors.update({f"p{number}.{name}": tensor for name, tensor in first.items()})
+        kept = first if number in self.chosen else {}
         mean = sum(lengths) / len(lengths) if lengths else 0
         print(f"prompt {number} ({record['kind']}): {len(output)} tokens, {mean:.2f} per round", flush=True)
+        return record, {f"p{number}.{name}": tensor.float().cpu().numpy() for name, tensor in kept.items()}
+
+
+def start_job(args):
+    global recorder
+    recorder = Recorder(args)
+
+
+def run_job(numbered):
+    return recorder.record(*numbered)
+
+
+def main(args):
+    with open(args.prompts) as file:
+        prompts = list(enumerate(json.load(file)))
+    if args.jobs > 1:
+        with multiprocessing.get_context("spawn").Pool(args.jobs, start_job, (args,)) as pool:
+            # The longest first, so that none of them is begun last.
+            order = sorted(prompts, key=lambda prompt: -len(prompt[1].get("prompt_ids", prompt[1].get("text", ""))))
+            results = [result for _, result in sorted(zip([number for number, _ in order],
+                                                          pool.map(run_job, order, chunksize=1)), key=lambda r: r[0])]
+    else:
+        start_job(args)
+        results = [run_job(prompt) for prompt in prompts]
+    target, drafter = (Checkpoint(folder) for folder in (args.model, args.draft_model))
+    with open(os.path.join(args.draft_model, "config.json")) as file:
+        contract = read_contract(json.load(file))
+    records = [record for record, _ in results]
+    tensors = {name: tensor for _, kept in results for name, tensor in kept.items()}
     os.makedirs(args.out)
     write_tensors(os.path.join(args.out, "tensors.safetensors"), tensors)
     bundle = {"format": "dflash-golden-1", "producer": f"PyTorch {torch.__version__}, {args.reference}, {args.dtype}",
-              "prompts": "prompts.json", "tensors": "tensors.safetensors", "target_weights": target.fingerprints,
-              "drafter_weights": drafter.fingerprints, "contract": drafter.contract}
+              "prompts": "prompts.json", "tensors": "tensors.safetensors",
+              "target_weights": {name: target.fingerprint(name) for name in TARGET_FINGERPRINTS},
+              "drafter_weights": {name: drafter.fingerprint(name) for name in DRAFTER_FINGERPRINTS},
+              "contract": contract}
     for name, value in (("prompts.json", records), ("bundle.json", bundle)):
         with open(os.path.join(args.out, name), "w") as file:
             json.dump(value, file, indent=1)
@@ -249,6 +282,7 @@ if __name__ == "__main__":
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--tensor-prompts", default="0", help="numbers of the prompts whose tensors are written")
+    parser.add_argument("--jobs", type=int, default=1, help="processes, a prompt at a time each; on the CPU")
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--vocabulary", type=int, default=0, help="real token ids; 0: all rows of the embedding")
     args = parser.parse_args()

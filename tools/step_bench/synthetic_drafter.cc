@@ -22,12 +22,12 @@ absl::Status SyntheticDrafter::Schedule(const std::vector<std::vector<int32_t>>&
 }
 
 absl::Status SyntheticDrafter::Propose(DecodeStates states, const int32_t* slots, int64_t count,
-                                       int32_t* proposals) {
+                                       const Proposals& proposals) {
   DFLASH_RETURN_IF_ERROR(real_->Propose(states, slots, count, proposals));
   // Copied as 32-bit words, whatever they mean.
   const int64_t cols = max_drafts();
   return CopyRows(ConstMatrixView(schedule_.data(), DType::kF32, count, cols, cols),
-                  MatrixView(proposals, DType::kF32, count, cols, cols), *stream_);
+                  MatrixView(proposals.tokens, DType::kF32, count, cols, cols), *stream_);
 }
 
 }  // namespace dflash::bench

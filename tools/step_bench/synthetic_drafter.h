@@ -33,7 +33,8 @@ class SyntheticDrafter final : public Drafter {
                               const int32_t* row_counts) override {
     return real_->IngestVerified(taps, segments, row_counts);
   }
-  absl::Status Propose(DecodeStates states, const int32_t* slots, int64_t count, int32_t* proposals) override;
+  absl::Status Propose(DecodeStates states, const int32_t* slots, int64_t count,
+                       const Proposals& proposals) override;
   bool is_capturable() const override { return real_->is_capturable(); }
   absl::Status Open(int32_t slot, int64_t start) override { return real_->Open(slot, start); }
 

@@ -64,8 +64,12 @@ absl::Status DecodeRounds::Allocate() {
   DFLASH_RETURN_IF_ERROR(AllocateArray<SamplingParams>(sampling_, max_rows_, *stream_));
   DFLASH_RETURN_IF_ERROR(AllocateArray<Segment>(segments_, slots_, *stream_));
   DFLASH_RETURN_IF_ERROR(AllocateArray<int32_t>(row_counts_, slots_, *stream_));
-  const int64_t report_bytes = SampledOffset() + max_rows_ * int64_t{sizeof(int32_t)};
+  const int64_t report_bytes = ConfidencesOffset() + max_rows_ * int64_t{sizeof(float)};
   DFLASH_RETURN_IF_ERROR(AllocateArray<char>(report_, report_bytes, *stream_));
+  // Negative: none. What a drafter never writes stays so.
+  const std::vector<float> none(static_cast<size_t>(max_rows_), -1.0f);
+  DFLASH_RETURN_IF_ERROR(
+      CopyToDevice(confidences(), none.data(), max_rows_ * int64_t{sizeof(float)}, *stream_));
   for (int64_t i = 0; i < options_.max_in_flight; ++i) {
     DFLASH_ASSIGN_OR_RETURN(Event done, Event::Create(Event::Timing::kOff, *stream_));
     DFLASH_ASSIGN_OR_RETURN(PinnedBuffer report, PinnedBuffer::Allocate(report_bytes, *stream_));
@@ -73,6 +77,7 @@ absl::Status DecodeRounds::Allocate() {
     free_.push_back({.members = {},
                      .first_rows = {},
                      .log_probs = {},
+                     .proposals = {},
                      .report = std::move(report),
                      .lengths = std::move(lengths),
                      .done = std::move(done),
@@ -130,6 +135,7 @@ absl::Status DecodeRounds::Enqueue(const std::vector<Member>& members, int64_t m
   free_.pop_back();
   round.members = members;
   round.first_rows.clear();
+  round.proposals.clear();
   std::vector<RoundEntry> entries;
   std::vector<int32_t> draft_slots;
   Shape shape;
@@ -148,6 +154,7 @@ absl::Status DecodeRounds::Enqueue(const std::vector<Member>& members, int64_t m
                        .max_drafts = static_cast<int32_t>(member.max_drafts),
                        .proposal = proposes ? static_cast<int32_t>(shape.drafting) : -1});
     round.first_rows.push_back(entries.back().first_row);
+    round.proposals.push_back(entries.back().proposal);
     shape.rows += capacity;
     if (!proposes) continue;
     draft_slots.push_back(member.slot);
@@ -203,7 +210,7 @@ absl::Status DecodeRounds::Share(T* values, int64_t count) const {
 // depend on `shape` alone.
 absl::Status DecodeRounds::EnqueueWork(const Shape& shape, Processing* processing) {
   const RoundEntries entries = {.data = entries_.As<RoundEntry>(), .count = shape.sequences};
-  auto* proposals = proposals_.As<int32_t>();
+  const Proposals proposals = {.tokens = proposals_.As<int32_t>(), .confidences = confidences()};
   DFLASH_RETURN_IF_ERROR(RecordMark(kStart));
 
   DFLASH_RETURN_IF_ERROR(Share(states().data, slots_));
@@ -211,8 +218,8 @@ absl::Status DecodeRounds::EnqueueWork(const Shape& shape, Processing* processin
     DFLASH_RETURN_IF_ERROR(
         drafter_->Propose(states(), draft_slots_.As<int32_t>(), shape.drafting, proposals));
   }
-  DFLASH_RETURN_IF_ERROR(
-      MakeVerifyRows(states(), entries, proposals, block_rows() - 1, options_.vocabulary, rows(), *stream_));
+  DFLASH_RETURN_IF_ERROR(MakeVerifyRows(states(), entries, proposals.tokens, block_rows() - 1,
+                                        options_.vocabulary, rows(), *stream_));
   DFLASH_RETURN_IF_ERROR(RecordMark(kDrafted));
 
   DFLASH_RETURN_IF_ERROR(Share(tokens_.As<int32_t>(), shape.rows));
@@ -281,6 +288,7 @@ absl::StatusOr<DecodeRounds::Outcome> DecodeRounds::Collect() {
   const auto* times = round.report.As<int64_t>();
   const auto* results = reinterpret_cast<const RoundResult*>(report + ResultsOffset());
   const auto* tokens = reinterpret_cast<const int32_t*>(report + SampledOffset());
+  const auto* confidences = reinterpret_cast<const float*>(report + ConfidencesOffset());
   const auto between = [&](Mark from, Mark to) { return absl::Nanoseconds(times[to] - times[from]); };
   Outcome outcome;
   outcome.draft_time = between(kStart, kDrafted);
@@ -299,6 +307,11 @@ absl::StatusOr<DecodeRounds::Outcome> DecodeRounds::Collect() {
     if (!round.log_probs.empty()) {
       const auto first = round.log_probs.begin() + round.first_rows[i];
       outcome.sequences.back().log_probs = {first, first + results[i].emitted};
+    }
+    const int32_t drafts = results[i].rows - 1;
+    if (drafts > 0) {
+      const float* first = confidences + round.proposals[i] * (block_rows() - 1);
+      if (*first >= 0) outcome.sequences.back().confidences.assign(first, first + drafts);
     }
     table_->TakeLengths(round.lengths, member.slot);
     DFLASH_RETURN_IF_ERROR(table_->CheckLengths(member.slot, results[i].position, drafter_ != nullptr));

@@ -88,6 +88,7 @@ class DecodeRounds {
     RoundResult result;
     std::vector<int32_t> emitted;
     std::vector<TokenLogProbs> log_probs;  // of these, where some member wants them
+    std::vector<float> confidences = {};  // of the drafts; empty where the drafter has none
   };
   struct Outcome {
     std::vector<SequenceOutcome> sequences;  // as they were enqueued
@@ -120,6 +121,7 @@ class DecodeRounds {
     std::vector<Member> members;
     std::vector<int32_t> first_rows;
     std::vector<TokenLogProbs> log_probs;  // per row
+    std::vector<int32_t> proposals;  // of the drafter, -1: none
     PinnedBuffer report, lengths;
     Event done;
     bool is_settled = true;
@@ -147,14 +149,16 @@ class DecodeRounds {
 
   DecodeStates states() const { return {.data = states_.As<DecodeState>(), .slots = slots_}; }
   VerifyArrays rows() const;
-  // Parts of report_, which the host reads: times, results, sampled tokens.
+  // Parts of report_, which the host reads: times, results, sampled tokens, confidences of the proposals.
   int64_t* times() const { return report_.As<int64_t>(); }
   static int64_t ResultsOffset() { return int64_t{kMarks} * int64_t{sizeof(int64_t)}; }
   int64_t SampledOffset() const { return ResultsOffset() + slots_ * int64_t{sizeof(RoundResult)}; }
+  int64_t ConfidencesOffset() const { return SampledOffset() + max_rows_ * int64_t{sizeof(int32_t)}; }
   RoundResult* results() const {
     return reinterpret_cast<RoundResult*>(report_.As<char>() + ResultsOffset());
   }
   int32_t* sampled() const { return reinterpret_cast<int32_t*>(report_.As<char>() + SampledOffset()); }
+  float* confidences() const { return reinterpret_cast<float*>(report_.As<char>() + ConfidencesOffset()); }
 
   Options options_;
   Target* target_;

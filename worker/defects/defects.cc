@@ -61,7 +61,7 @@ class Wrapper : public Drafter {
     return drafter_->IngestVerified(taps, segments, row_counts);
   }
   absl::Status Propose(DecodeStates states, const int32_t* slots, int64_t count,
-                       int32_t* proposals) override {
+                       const Proposals& proposals) override {
     return drafter_->Propose(states, slots, count, proposals);
   }
   bool is_capturable() const override { return false; }
@@ -185,21 +185,27 @@ class ChangesProposals : public Wrapper {
  public:
   using Wrapper::Wrapper;
   absl::Status Propose(DecodeStates states, const int32_t* slots, int64_t count,
-                       int32_t* proposals) override {
+                       const Proposals& proposals) override {
     DFLASH_RETURN_IF_ERROR(drafter_->Propose(states, slots, count, proposals));
-    DFLASH_ASSIGN_OR_RETURN(std::vector<int32_t> tokens, Read(proposals, count * max_drafts()));
+    DFLASH_ASSIGN_OR_RETURN(std::vector<int32_t> tokens, Read(proposals.tokens, count * max_drafts()));
     for (int32_t& token : tokens) token = Change(token);
-    return Write(proposals, tokens);
+    return Write(proposals.tokens, tokens);
   }
 
  protected:
   virtual int32_t Change(int32_t token) = 0;
 };
 
-// All logits are zero, and ties go to the lowest id.
+// All logits are zero, and ties go to the lowest id; all tokens are equally probable, which is as good as 0.
 class ZeroHead final : public ChangesProposals {
  public:
   using ChangesProposals::ChangesProposals;
+  absl::Status Propose(DecodeStates states, const int32_t* slots, int64_t count,
+                       const Proposals& proposals) override {
+    DFLASH_RETURN_IF_ERROR(ChangesProposals::Propose(states, slots, count, proposals));
+    if (proposals.confidences == nullptr) return absl::OkStatus();
+    return Write(proposals.confidences, std::vector<float>(static_cast<size_t>(count * max_drafts())));
+  }
 
  protected:
   int32_t Change(int32_t) override { return 0; }

@@ -28,7 +28,7 @@ class DFlashDrafter::Impl {
                                                     const Stream& stream, const ReadProgress& progress);
   absl::Status Ingest(ConstMatrixView taps, const std::vector<CommittedRows>& rows);
   absl::Status IngestVerified(ConstMatrixView taps, SegmentList segments, const int32_t* row_counts);
-  absl::Status Propose(DecodeStates states, const int32_t* slots, int64_t count, int32_t* proposals);
+  absl::Status Propose(DecodeStates states, const int32_t* slots, int64_t count, const Proposals& proposals);
 
   FeatureContract contract;
   DraftConfig config;  // what this rank computes with
@@ -228,7 +228,7 @@ absl::Status DFlashDrafter::Impl::IngestRows(Phase phase, ConstMatrixView taps, 
 // The block is [anchor, mask, ..., mask]: row j sits at position s + j and predicts the token of that same
 // position.
 absl::Status DFlashDrafter::Impl::Propose(DecodeStates states, const int32_t* slots, int64_t count,
-                                          int32_t* proposals) {
+                                          const Proposals& proposals) {
   if (count > options.max_sequences) {
     return absl::InvalidArgumentError(absl::StrCat(count, " anchors, at most ", options.max_sequences));
   }
@@ -256,7 +256,7 @@ absl::Status DFlashDrafter::Impl::Propose(DecodeStates states, const int32_t* sl
   DFLASH_RETURN_IF_ERROR(target->Head(head_input_.Rows(count * drafts), Phase::kVerify, logits));
   last_draft_logits = logits;
   // A row of NaN yields -1, which ends the proposal: a drafter may fail, it must not stop its request.
-  return target->Argmax(logits, options.vocabulary, proposals);
+  return target->ChooseDrafts(logits, options.vocabulary, proposals.tokens, proposals.confidences);
 }
 
 absl::Status DFlashDrafter::Impl::RunLayer(size_t layer, SegmentList segments, MatrixView h) {
@@ -319,7 +319,7 @@ absl::Status DFlashDrafter::IngestVerified(ConstMatrixView taps, SegmentList seg
 }
 
 absl::Status DFlashDrafter::Propose(DecodeStates states, const int32_t* slots, int64_t count,
-                                    int32_t* proposals) {
+                                    const Proposals& proposals) {
   return impl_->Propose(states, slots, count, proposals);
 }
 
@@ -337,7 +337,7 @@ absl::Status DFlashDrafter::ProposeAt(int32_t slot, int32_t anchor, int64_t posi
   DFLASH_RETURN_IF_ERROR(CopyToDevice(states.As<DecodeState>() + slot, &state, sizeof(state), stream));
   DFLASH_RETURN_IF_ERROR(CopyToDevice(list.data(), &slot, sizeof(slot), stream));
   DFLASH_RETURN_IF_ERROR(Propose({.data = states.As<DecodeState>(), .slots = slots}, list.As<int32_t>(), 1,
-                                 proposals.As<int32_t>()));
+                                 {.tokens = proposals.As<int32_t>()}));
   return stream.Synchronize();  // the buffers go
 }
 

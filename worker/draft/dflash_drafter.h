@@ -58,7 +58,8 @@ class DFlashDrafter final : public Drafter {
   int64_t max_drafts() const override;
   absl::Status Ingest(ConstMatrixView taps, const std::vector<CommittedRows>& rows) override;
   absl::Status IngestVerified(ConstMatrixView taps, SegmentList segments, const int32_t* row_counts) override;
-  absl::Status Propose(DecodeStates states, const int32_t* slots, int64_t count, int32_t* proposals) override;
+  absl::Status Propose(DecodeStates states, const int32_t* slots, int64_t count,
+                       const Proposals& proposals) override;
   absl::Status Open(int32_t slot, int64_t start) override;
 
   // Proposes for one anchor that the host knows and leaves last_draft_logits() (golden tests, doctor).

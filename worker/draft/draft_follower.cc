@@ -40,14 +40,15 @@ absl::Status DraftFollower::Open(int32_t slot, int64_t start) {
   return table_->OpenDraftContext(slot, start);
 }
 
-absl::Status DraftFollower::Propose(DecodeStates, const int32_t*, int64_t count, int32_t* proposals) {
+absl::Status DraftFollower::Propose(DecodeStates, const int32_t*, int64_t count, const Proposals& proposals) {
   if (count > options_.max_sequences)
     return absl::InvalidArgumentError(absl::StrCat(count, " anchors, at most ", options_.max_sequences));
   if (count == 0) return absl::OkStatus();
   const int64_t proposed = count * max_drafts();
   DFLASH_RETURN_IF_ERROR(target_->Embed(nullptr, rows_.Rows(count * options_.block_size)));
   DFLASH_RETURN_IF_ERROR(target_->Head(rows_.Rows(proposed), Phase::kVerify, logits_.Rows(proposed)));
-  return target_->Argmax(logits_.Rows(proposed), options_.vocabulary, proposals);
+  return target_->ChooseDrafts(logits_.Rows(proposed), options_.vocabulary, proposals.tokens,
+                               proposals.confidences);
 }
 
 }  // namespace dflash

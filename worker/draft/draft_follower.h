@@ -31,7 +31,8 @@ class DraftFollower final : public Drafter {
   absl::Status Ingest(ConstMatrixView taps, const std::vector<CommittedRows>& rows) override;
   absl::Status IngestVerified(ConstMatrixView taps, SegmentList segments, const int32_t* row_counts) override;
   // Only the number of slots counts. Writes rank 0's proposals.
-  absl::Status Propose(DecodeStates states, const int32_t* slots, int64_t count, int32_t* proposals) override;
+  absl::Status Propose(DecodeStates states, const int32_t* slots, int64_t count,
+                       const Proposals& proposals) override;
   absl::Status Open(int32_t slot, int64_t start) override;
 
  private:

@@ -14,6 +14,14 @@
 
 namespace dflash {
 
+// What a drafter proposes, device memory, [sequences, max_drafts()].
+struct Proposals {
+  int32_t* tokens = nullptr;  // the best candidate per depth; -1, if any, ends a proposal
+  // The probability that the drafter gives each of them, in [0, 1]. Null: nobody wants to know. A drafter
+  // that has no probabilities leaves them as they are.
+  float* confidences = nullptr;
+};
+
 class Drafter {
  public:
   virtual ~Drafter() = default;
@@ -40,10 +48,9 @@ class Drafter {
                                       const int32_t* row_counts) = 0;
 
   // Proposes tokens for the positions after the anchor of every listed slot, in one pass for all of them.
-  // Writes the best candidate per depth; -1, if any, ends a proposal. What it writes for a sequence that has
-  // ended means nothing. slots: int32 [count]; proposals: int32 [count, max_drafts()]: device memory.
+  // What it writes for a sequence that has ended means nothing. slots: int32 [count], device memory.
   virtual absl::Status Propose(DecodeStates states, const int32_t* slots, int64_t count,
-                               int32_t* proposals) = 0;
+                               const Proposals& proposals) = 0;
 
   // Whether IngestVerified and Propose only enqueue work, so that a round may be captured.
   virtual bool is_capturable() const { return true; }

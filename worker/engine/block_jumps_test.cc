@@ -29,7 +29,7 @@ class Blocks final : public StepObserver {
       ++rounds[block.rows];
       ++reasons[block.reason];
     }
-    for (const RoundReport& round : report.rounds) accepted += round.accepted;
+    for (const DecodedRound& decoded : report.rounds) accepted += decoded.round.accepted;
     for (const std::string& reason : report.not_speculated) ++skipped[reason];
   }
   int64_t last = 0, changes = 0, accepted = 0;

@@ -175,7 +175,7 @@ TEST(CompanyTest, RowsOfARoundAreBounded) {
    public:
     void OnStep(const StepReport& report, const EngineGauges&) override {
       most = std::max(most, report.verify_rows);
-      for (const RoundReport& round : report.rounds) accepted += round.accepted;
+      for (const DecodedRound& decoded : report.rounds) accepted += decoded.round.accepted;
     }
     int64_t most = 0, accepted = 0;
   };

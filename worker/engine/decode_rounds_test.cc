@@ -39,7 +39,7 @@ class Totals final : public StepObserver {
     verify_rows += report.verify_rows;
     rounds += static_cast<int64_t>(report.rounds.size());
     not_speculated += static_cast<int64_t>(report.not_speculated.size());
-    for (const RoundReport& round : report.rounds) accepted += round.accepted;
+    for (const DecodedRound& decoded : report.rounds) accepted += decoded.round.accepted;
     device_time += report.draft_time + report.forward_time + report.sample_time + report.commit_time;
   }
   int64_t prefill_rows = 0, verify_rows = 0, rounds = 0, not_speculated = 0, accepted = 0;
@@ -187,7 +187,7 @@ class ForgetfulDrafter final : public Drafter {
     return absl::OkStatus();
   }
   absl::Status Propose(DecodeStates states, const int32_t* slots, int64_t count,
-                       int32_t* proposals) override {
+                       const Proposals& proposals) override {
     return drafter_->Propose(states, slots, count, proposals);
   }
   absl::Status Open(int32_t slot, int64_t start) override { return drafter_->Open(slot, start); }

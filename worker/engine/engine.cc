@@ -13,6 +13,7 @@
 #include "worker/decode/decode_rounds.h"
 #include "worker/draft/drafter.h"
 #include "worker/engine/constraint_cache.h"
+#include "worker/engine/content_class.h"
 #include "worker/engine/scheduler.h"
 #include "worker/engine/sequence_rules.h"
 #include "worker/engine/text_stream.h"
@@ -47,6 +48,7 @@ class Engine::Impl {
         drafter_(drafter),
         table_(table),
         tokenizer_(tokenizer),
+        content_marks_(tokenizer),
         stream_(stream),
         constraints_(tokenizer) {}
   absl::Status Allocate();
@@ -54,6 +56,7 @@ class Engine::Impl {
   void Submit(GenerationRequest request, std::unique_ptr<RequestSink> sink);
   void Cancel(const std::string& id, absl::Status reason);
   absl::Status WarmUp(int64_t sequences);
+  void RefuseSpeculation(std::string reason) { refused_ = std::move(reason); }
   absl::Status Run();
   absl::StatusOr<bool> Step();
   void Stop();
@@ -70,6 +73,8 @@ class Engine::Impl {
     std::unique_ptr<RequestSink> sink;
     TextStream text;
     std::unique_ptr<SequenceRules> rules;  // null: its logits are sampled as they are
+    ContentTracker content;
+    ContextOrigin origin = ContextOrigin::kCold;
     int64_t arrival = 0;
     int64_t overtaken = 0;
     bool started = false;  // had a slot before
@@ -141,7 +146,7 @@ class Engine::Impl {
   absl::Status CheckRequest(const GenerationRequest& request) const;
   int64_t block_rows() const { return 1 + (drafter_ == nullptr ? 0 : drafter_->max_drafts()); }
   bool Speculates(const Sequence& sequence) const {
-    return drafter_ != nullptr && sequence.request.speculation != SpeculationMode::kOff;
+    return drafter_ != nullptr && refused_.empty() && sequence.request.speculation != SpeculationMode::kOff;
   }
   void PublishGauges();
 
@@ -150,6 +155,8 @@ class Engine::Impl {
   Drafter* drafter_;  // null: plain decoding only
   SequenceTable* table_;
   const Tokenizer* tokenizer_;
+  const ContentMarks content_marks_;
+  std::string refused_;  // why nobody gets drafts; empty: not so
   const Stream* stream_;
   ConstraintCache constraints_;                   // engine thread only
   Buffer sampling_params_, positions_, sampled_;  // of prompts' last rows
@@ -278,6 +285,7 @@ bool Engine::Impl::TakeInbox() {
       continue;
     }
     sequence->rules = *std::move(rules);
+    sequence->content = ContentTracker(&content_marks_, sequence->request.prompt_tokens);
     sequence->arrival = arrivals_++;
     sequence->report.prompt_tokens = sequence->prompt_size();
     if (GoesOn(*sequence)) waiting_.push_back(std::move(sequence));
@@ -484,6 +492,9 @@ absl::Status Engine::Impl::Open(Sequence& sequence) {
   DFLASH_RETURN_IF_ERROR(OpenSlot(sequence.slot, begin, target_, drafter_, table_));
   sequence.stored = begin.position;
   sequence.paused_steps = 0;
+  sequence.origin = sequence.started     ? ContextOrigin::kResumed
+                    : begin.position > 0 ? ContextOrigin::kPrefix
+                                         : ContextOrigin::kCold;
   if (std::exchange(sequence.started, true)) return absl::OkStatus();
   sequence.prefill_start = sequence.first_token = absl::Now();
   sequence.sink->OnStarted({.prompt_tokens = sequence.prompt_size(), .cached_tokens = begin.position});
@@ -814,7 +825,7 @@ absl::Status Engine::Impl::CollectRound(StepReport& report) {
   absl::Duration host_time;
   for (size_t i = 0; i < round.sequences.size(); ++i) {
     Sequence& sequence = *round.sequences[i];
-    const DecodeRounds::SequenceOutcome& what = outcome.sequences[i];
+    DecodeRounds::SequenceOutcome& what = outcome.sequences[i];
     --sequence.rounds_in_flight;
     sequence.stored = what.result.position;
     report.verify_rows += what.result.rows;
@@ -825,7 +836,18 @@ absl::Status Engine::Impl::CollectRound(StepReport& report) {
       report.not_speculated.emplace_back(ReasonNotToSpeculate(sequence, round.block));
     }
     const RoundReport of_sequence = {.drafted = what.result.rows - 1, .accepted = what.result.accepted};
-    report.rounds.push_back(of_sequence);
+    DecodedRound decoded = {.round = of_sequence,
+                            .emitted = what.result.emitted,
+                            .confidences = std::move(what.confidences),
+                            .temperature = sequence.request.sampling.temperature,
+                            .content = sequence.content.current(),
+                            .origin = sequence.origin,
+                            .context_tokens = what.result.position - what.result.emitted};
+    if (drafter_ != nullptr) {
+      decoded.context_missing =
+          std::min<int64_t>(table_->lengths(sequence.slot).draft_context_start, decoded.context_tokens);
+    }
+    report.rounds.push_back(std::move(decoded));
     sequence.report.draft_time += outcome.draft_time;
     sequence.report.verify_time += outcome.forward_time;
     Emit(sequence, what.emitted, what.log_probs, &of_sequence);
@@ -838,6 +860,7 @@ absl::Status Engine::Impl::CollectRound(StepReport& report) {
 
 const char* Engine::Impl::ReasonNotToSpeculate(const Sequence& sequence, const BlockChoice& block) const {
   if (drafter_ == nullptr) return "disabled_server";
+  if (!refused_.empty()) return refused_.c_str();
   if (!Speculates(sequence)) return "disabled_request";
   if (sequence.room() == 1) return "near_max_len";
   return block.low_acceptance ? "auto_low_accept" : "auto_batch";
@@ -919,6 +942,25 @@ void Engine::Impl::Emit(Sequence& sequence, const std::vector<int32_t>& tokens,
     }
     chunk.tokens.push_back(token);
     finished = Advance(sequence, token, chunk.text);
+    sequence.output.push_back(token);
+    sequence.content.See(token);
+    ++report.completion_tokens;
+    if (sequence.IsStop(token)) {
+      report.reason = FinishReason::kStopToken;
+      report.matched_stop_token = token;
+      finished = true;
+    }
+    chunk.text += sequence.text.Append(token);
+    if (sequence.text.matched_stop() != nullptr) {
+      report.reason = FinishReason::kStopString;
+      report.matched_stop_token = -1;
+      report.matched_stop_string = *sequence.text.matched_stop();
+      finished = true;
+    }
+    if (!finished && sequence.room() == 0) {
+      report.reason = FinishReason::kLength;
+      finished = true;
+    }
     if (finished) break;
     if (sequence.rules != nullptr && sequence.rules->HasLostTrack()) {
       Fail(sequence, absl::ResourceExhaustedError("constraint: it has become too large to be followed"));
@@ -1006,6 +1048,7 @@ void Engine::Submit(GenerationRequest request, std::unique_ptr<RequestSink> sink
 }
 void Engine::Cancel(const std::string& id, absl::Status reason) { impl_->Cancel(id, std::move(reason)); }
 absl::Status Engine::WarmUp(int64_t sequences) { return impl_->WarmUp(sequences); }
+void Engine::RefuseSpeculation(std::string reason) { impl_->RefuseSpeculation(std::move(reason)); }
 absl::Status Engine::Run() { return impl_->Run(); }
 absl::StatusOr<bool> Engine::Step() { return impl_->Step(); }
 void Engine::Stop() { impl_->Stop(); }

@@ -40,6 +40,18 @@ struct BlockReport {
   BlockReason reason = BlockReason::kWhole;
 };
 
+// A round as metrics see it: with what tells hard text from a broken integration.
+struct DecodedRound {
+  RoundReport round;
+  int32_t emitted = 0;  // tokens; equal to the accepted drafts where one of them ended the output
+  std::vector<float> confidences = {};  // of the drafts, by the drafter itself; empty where it has none
+  float temperature = 0;
+  ContentClass content = ContentClass::kText;  // at the anchor
+  ContextOrigin origin = ContextOrigin::kCold;
+  int64_t context_tokens = 0;   // before the anchor
+  int64_t context_missing = 0;  // of them not in the drafter's context
+};
+
 // What one step did and how long its parts took; for metrics. A decode round counts in the step that reads
 // its tokens, with the times that the device measured.
 struct StepReport {
@@ -56,7 +68,7 @@ struct StepReport {
   absl::Duration commit_time;          // acceptance, commit of caches and ingestion of taps
   absl::Duration detokenize_time;      // tokens to text and events
   absl::Duration total_time;           // of the host
-  std::vector<RoundReport> rounds;     // one per sequence in decode
+  std::vector<DecodedRound> rounds;    // one per sequence in decode
   std::vector<BlockReport> blocks;     // one per decode round
   std::vector<PrefixReport> prefixes;  // of requests that looked into the prefix cache
   std::vector<std::string>
@@ -134,6 +146,10 @@ class Engine {
   absl::StatusOr<bool> Step();
   // Makes Run() return after the current step; requests left are failed with Unavailable. Any thread.
   void Stop();
+
+  // From now on no request is drafted for, whatever it chooses; `reason` is what StepReport::not_speculated
+  // says. Not while a round is in flight.
+  void RefuseSpeculation(std::string reason);
 
   EngineGauges Gauges() const;  // any thread
   int64_t max_context_tokens() const;

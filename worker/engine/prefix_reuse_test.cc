@@ -86,11 +86,12 @@ class RecordingDrafter final : public Drafter {
     return pair_.drafter->IngestVerified(taps, segments, row_counts);
   }
   absl::Status Open(int32_t slot, int64_t start) override { return pair_.drafter->Open(slot, start); }
-  absl::Status Propose(DecodeStates states, const int32_t* slots, int64_t count, int32_t* to) override {
+  absl::Status Propose(DecodeStates states, const int32_t* slots, int64_t count,
+                       const Proposals& to) override {
     const Stream& stream = *pair_.stream;
     absl::Status status = pair_.drafter->Propose(states, slots, count, to);
     Tokens proposed(static_cast<size_t>(count * max_drafts())), drafting(static_cast<size_t>(count));
-    if (status.ok()) status = CopyToHost(proposed.data(), to, count * max_drafts() * 4, stream);
+    if (status.ok()) status = CopyToHost(proposed.data(), to.tokens, count * max_drafts() * 4, stream);
     if (status.ok()) status = CopyToHost(drafting.data(), slots, count * 4, stream);
     if (!status.ok()) return status;
     proposals.push_back(proposed);

@@ -75,6 +75,18 @@ struct RoundReport {
   int32_t accepted = 0;  // of them, equal to the target's token; the correction or bonus token is not counted
 };
 
+// What the tokens around a place of an output are; of thinking that holds code, thinking.
+enum class ContentClass : uint8_t { kText, kCode, kThinking, kToolCall };
+inline constexpr int kContentClasses = 4;
+
+// Where the stores of a decoding sequence got their contents.
+enum class ContextOrigin : uint8_t {
+  kCold,     // from its own prompt alone
+  kPrefix,   // its beginning from the prefix cache
+  kResumed,  // computed again after a preemption
+};
+inline constexpr int kContextOrigins = 3;
+
 enum class FinishReason : uint8_t { kStopToken, kStopString, kLength, kConstraint };
 
 struct StartedReport {

@@ -61,13 +61,13 @@ class ContextFreeDrafter : public Drafter {
 class RandomDrafter final : public ContextFreeDrafter {
  public:
   using ContextFreeDrafter::ContextFreeDrafter;
-  absl::Status Propose(DecodeStates, const int32_t*, int64_t count, int32_t* to) override {
+  absl::Status Propose(DecodeStates, const int32_t*, int64_t count, const Proposals& to) override {
     std::vector<std::vector<int32_t>> proposals(static_cast<size_t>(count));
     for (std::vector<int32_t>& proposal : proposals) {
       proposal.resize(random_() % 16);
       for (int32_t& token : proposal) token = static_cast<int32_t>(random_() % 4096);
     }
-    return Write(proposals, to);
+    return Write(proposals, to.tokens);
   }
 
  private:
@@ -82,7 +82,7 @@ class OracleDrafter final : public ContextFreeDrafter {
     prompt_size_ = prompt_size;
     output_ = std::move(output);
   }
-  absl::Status Propose(DecodeStates states, const int32_t* slots, int64_t, int32_t* to) override {
+  absl::Status Propose(DecodeStates states, const int32_t* slots, int64_t, const Proposals& to) override {
     int32_t slot = 0;
     DecodeState state;
     absl::Status status = CopyToHost(&slot, slots, sizeof(slot), *stream_);
@@ -92,7 +92,7 @@ class OracleDrafter final : public ContextFreeDrafter {
     const size_t end = std::min(next + static_cast<size_t>(kMaxDrafts), output_.size());
     return Write({{output_.begin() + static_cast<int64_t>(std::min(next, end)),
                    output_.begin() + static_cast<int64_t>(end)}},
-                 to);
+                 to.tokens);
   }
 
  private:

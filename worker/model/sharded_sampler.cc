@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "kernels/sampling/draft_choice.h"
 #include "kernels/sampling/log_probs.h"
 
 namespace dflash {
@@ -44,8 +45,9 @@ absl::StatusOr<ShardedSampler> ShardedSampler::Create(Communicator* communicator
   sampler.stream_ = &stream;
   sampler.first_id_ = first_id;
   sampler.max_rows_ = max_rows;
-  if (communicator->size() == 1) return sampler;
   const int64_t rows = communicator->size() * max_rows;
+  DFLASH_ASSIGN_OR_RETURN(sampler.drafts_, Buffer::Allocate(rows * int64_t{sizeof(DraftCandidate)}, stream));
+  if (communicator->size() == 1) return sampler;
   DFLASH_ASSIGN_OR_RETURN(sampler.lists_,
                           Buffer::Allocate(rows * kMaxListed * int64_t{sizeof(CandidateKey)}, stream));
   DFLASH_ASSIGN_OR_RETURN(sampler.sums_,
@@ -71,12 +73,17 @@ absl::Status ShardedSampler::GatherLists(ConstMatrixView logits, int64_t vocabul
   return Gather(lists_, elements);
 }
 
-absl::Status ShardedSampler::Argmax(ConstMatrixView logits, int64_t vocabulary, int32_t* tokens) {
-  if (communicator_->size() == 1) return ArgmaxRows(logits, vocabulary, tokens, *stream_);
+absl::Status ShardedSampler::ChooseDrafts(ConstMatrixView logits, int64_t vocabulary, int32_t* tokens,
+                                          float* confidences) {
   DFLASH_RETURN_IF_ERROR(CheckRows(logits.rows));
-  DFLASH_RETURN_IF_ERROR(GatherLists(logits, vocabulary, 1));
-  return SampleFromLists(lists_.As<CandidateKey>(), communicator_->size(), logits.rows, 1, nullptr, nullptr,
-                         tokens, *stream_);
+  auto* candidates = drafts_.As<DraftCandidate>();
+  DraftCandidate* own = candidates + communicator_->rank() * logits.rows;
+  DFLASH_RETURN_IF_ERROR(ListDrafts(logits, first_id_, vocabulary, own, *stream_));
+  if (communicator_->size() > 1) {
+    DFLASH_RETURN_IF_ERROR(
+        communicator_->AllGather(own, candidates, logits.rows * int64_t{sizeof(DraftCandidate)}, *stream_));
+  }
+  return dflash::ChooseDrafts(candidates, communicator_->size(), logits.rows, tokens, confidences, *stream_);
 }
 
 absl::Status ShardedSampler::Sample(ConstMatrixView logits, const SamplingParams* params,

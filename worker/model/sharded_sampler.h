@@ -36,8 +36,9 @@ class ShardedSampler {
   absl::Status SampleProcessed(MatrixView logits, const SamplingParams* params, const int64_t* positions,
                                int64_t vocabulary, SamplingReach reach, const RowProcessing& processing,
                                int32_t* tokens, std::vector<TokenLogProbs>* log_probs);
-  // As ArgmaxRows.
-  absl::Status Argmax(ConstMatrixView logits, int64_t vocabulary, int32_t* tokens);
+  // The best token of every row and its probability (kernels/sampling/draft_choice.h); confidences may be
+  // null. One all-gather. Errors as above.
+  absl::Status ChooseDrafts(ConstMatrixView logits, int64_t vocabulary, int32_t* tokens, float* confidences);
 
  private:
   // Each rank's lists of `count` keys a row, then all ranks'.
@@ -61,7 +62,7 @@ class ShardedSampler {
   const Stream* stream_ = nullptr;
   int64_t first_id_ = 0;
   int64_t max_rows_ = 0;
-  Buffer lists_, sums_, selections_;
+  Buffer lists_, sums_, selections_, drafts_;
   Buffer rules_header_, rules_, raw_logits_, best_lists_, log_sums_;
 };
 

@@ -6,14 +6,19 @@
 #include <thread>
 #include <vector>
 
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/device/buffer.h"
+#include "kernels/sampling/draft_choice_ref.h"
 #include "kernels/testing/device_matrix.h"
 #include "kernels/testing/host_matrix.h"
 #include "worker/comm/host_communicator.h"
 
 namespace dflash {
 namespace {
+
+using ::testing::FloatNear;
+using ::testing::Pointwise;
 
 constexpr int64_t kHeadRows = 528, kVocabulary = 515;  // 13 rows of padding
 
@@ -46,7 +51,8 @@ Rows MakeRows(SamplingReach reach) {
 }
 
 struct Tokens {
-  std::vector<int32_t> sampled, argmax;
+  std::vector<int32_t> sampled, drafts;
+  std::vector<float> confidences;
 };
 
 // first_id: of the rank; -1: the right one.
@@ -61,15 +67,16 @@ Tokens Work(Communicator* communicator, const Rows& rows, SamplingReach reach, i
   DeviceArray<SamplingParams> params(rows.params, stream);
   DeviceArray<int64_t> positions(rows.positions, stream);
   DeviceArray<int32_t> sampled(std::vector<int32_t>(rows.params.size(), -99), stream);
-  DeviceArray<int32_t> argmax(std::vector<int32_t>(rows.params.size(), -99), stream);
+  DeviceArray<int32_t> drafts(std::vector<int32_t>(rows.params.size(), -99), stream);
+  DeviceArray<float> confidences(std::vector<float>(rows.params.size(), -99), stream);
   if (first_id < 0) first_id = communicator->rank() * width;
   ShardedSampler sampler = ShardedSampler::Create(communicator, first_id, own.rows, stream).value();
   absl::Status status =
       sampler.Sample(logits.view(), params.data(), positions.data(), kVocabulary, reach, sampled.data());
   EXPECT_TRUE(status.ok()) << status;
-  status = sampler.Argmax(logits.view(), kVocabulary, argmax.data());
+  status = sampler.ChooseDrafts(logits.view(), kVocabulary, drafts.data(), confidences.data());
   EXPECT_TRUE(status.ok()) << status;
-  return {.sampled = sampled.ToHost(), .argmax = argmax.ToHost()};
+  return {.sampled = sampled.ToHost(), .drafts = drafts.ToHost(), .confidences = confidences.ToHost()};
 }
 
 TEST(ShardedSamplerTest, EveryRankGetsTheTokensOfWholeRows) {
@@ -83,10 +90,15 @@ TEST(ShardedSamplerTest, EveryRankGetsTheTokensOfWholeRows) {
     ASSERT_TRUE(
         SampleRows(logits.view(), params.data(), positions.data(), kVocabulary, tokens.data(), stream).ok());
     const std::vector<int32_t> sampled = tokens.ToHost();
-    ASSERT_TRUE(ArgmaxRows(logits.view(), kVocabulary, tokens.data(), stream).ok());
-    const std::vector<int32_t> argmax = tokens.ToHost();
+    std::vector<int32_t> drafts;
+    std::vector<float> confidences;
+    for (int64_t r = 0; r < rows.logits.rows; ++r) {
+      const DraftChoiceRef choice = ChooseDraftRef(rows.logits.Row(r), kVocabulary);
+      drafts.push_back(choice.token);
+      confidences.push_back(static_cast<float>(choice.confidence));
+    }
     EXPECT_EQ(sampled[3], -1);
-    EXPECT_EQ(sampled == argmax, reach == SamplingReach::kBest);
+    EXPECT_EQ(sampled == drafts, reach == SamplingReach::kBest);
     for (int ranks : {1, 2, 4, 8}) {
       auto communicators = HostCommunicator::CreateGroup({.size = ranks}).value();
       std::vector<Tokens> results(static_cast<size_t>(ranks));
@@ -96,7 +108,9 @@ TEST(ShardedSamplerTest, EveryRankGetsTheTokensOfWholeRows) {
       for (std::thread& thread : threads) thread.join();
       for (const Tokens& result : results) {
         EXPECT_EQ(result.sampled, sampled) << ranks << " ranks";
-        EXPECT_EQ(result.argmax, argmax) << ranks << " ranks";
+        EXPECT_EQ(result.drafts, drafts) << ranks << " ranks";
+        EXPECT_THAT(result.confidences, Pointwise(FloatNear(1e-5f), confidences)) << ranks << " ranks";
+        EXPECT_EQ(result.confidences, results[0].confidences) << ranks << " ranks";
       }
     }
   }
@@ -122,7 +136,8 @@ TEST(ShardedSamplerTest, RefusesMoreRowsThanItHasRoomFor) {
   ShardedSampler sampler = ShardedSampler::Create(communicators[0].get(), 0, 3, stream).value();
   const DeviceMatrix logits = DeviceMatrix::Input(HostMatrix<float>(4, 8), stream);
   DeviceArray<int32_t> tokens(std::vector<int32_t>(4), stream);
-  EXPECT_EQ(sampler.Argmax(logits.view(), 8, tokens.data()).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(sampler.ChooseDrafts(logits.view(), 8, tokens.data(), nullptr).code(),
+            absl::StatusCode::kInvalidArgument);
 }
 
 }  // namespace

@@ -853,8 +853,9 @@ absl::Status Target::SampleProcessed(MatrixView logits, const SamplingParams* pa
   return impl_->sampler.SampleProcessed(logits, params, positions, vocabulary, reach, processing, tokens,
                                         log_probs);
 }
-absl::Status Target::Argmax(ConstMatrixView logits, int64_t vocabulary, int32_t* tokens) {
-  return impl_->sampler.Argmax(logits, vocabulary, tokens);
+absl::Status Target::ChooseDrafts(ConstMatrixView logits, int64_t vocabulary, int32_t* tokens,
+                                  float* confidences) {
+  return impl_->sampler.ChooseDrafts(logits, vocabulary, tokens, confidences);
 }
 
 }  // namespace dflash

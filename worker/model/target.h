@@ -84,7 +84,7 @@ enum class DraftPlacement : uint8_t { kRankZero, kSharded };
 
 // One rank's share of the model: whole heads, feed-forward channels, rows of the vocabulary. In a group every
 // rank makes the same calls in the same order with the same arguments, unless said otherwise below; they
-// exchange data inside Forward, Embed, Head, Sample and Argmax. A group of one is the whole model.
+// exchange data inside Forward, Embed, Head, Sample and ChooseDrafts. A group of one is the whole model.
 class Target {
  public:
   struct Options {
@@ -159,8 +159,9 @@ class Target {
   // logits = x lm_headᵀ without the target's final norm; x: activation dtype [R, D], dense; logits: f32 [R,
   // logits_cols()].
   absl::Status Head(MatrixView x, Phase phase, MatrixView logits);
-  // The drafter's choice: ArgmaxRows over all ranks' parts, the same tokens on every rank.
-  absl::Status Argmax(ConstMatrixView logits, int64_t vocabulary, int32_t* tokens);
+  // The drafter's choice over all ranks' parts (kernels/sampling/draft_choice.h), the same tokens and
+  // confidences on every rank. confidences may be null.
+  absl::Status ChooseDrafts(ConstMatrixView logits, int64_t vocabulary, int32_t* tokens, float* confidences);
   // Columns of the logits: rows of the head that this rank has, padding included.
   int64_t logits_cols() const;
 

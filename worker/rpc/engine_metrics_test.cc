@@ -9,6 +9,8 @@
 namespace dflash {
 namespace {
 
+using ::testing::ElementsAre;
+
 // Every sample by "name{label=value,...}"; histograms as _count and _sum.
 std::map<std::string, double> Samples(const EngineMetrics& metrics) {
   std::map<std::string, double> samples;
@@ -50,7 +52,7 @@ TEST(EngineMetrics, CountsRoundsWithoutTheBonusToken) {
   StepReport report;
   report.verify_rows = 36;
   report.sequences = 4;
-  report.rounds = {{15, 7}, {15, 0}, {2, 2}, {0, 0}};
+  report.rounds = {{.round = {15, 7}}, {.round = {15, 0}}, {.round = {2, 2}}, {.round = {0, 0}}};
   report.not_speculated = {"disabled_request"};
   report.draft_time = absl::Milliseconds(2);
   report.forward_time = absl::Milliseconds(8);
@@ -105,6 +107,86 @@ TEST(EngineMetrics, LengthsOfBlocksAndEvictions) {
   EXPECT_EQ(samples.at("spec_decode_skipped_total{reason=auto_batch,}"), 2);
   EXPECT_EQ(samples.at("prefix_cache_evictions_total{pool=kv,}"), 6);
   EXPECT_EQ(samples.at("prefix_cache_evictions_total{pool=checkpoint,}"), 4);
+}
+
+// Three rounds of two drafts: both accepted, the first one, none; and one that a stop token ended.
+TEST(EngineMetrics, CalibrationContentAndOrigin) {
+  EngineMetrics metrics(WithDrafter(2));
+  EXPECT_EQ(Samples(metrics).at("spec_decode_predicted_tokens_per_pos_total{method=dflash,position=1,}"), 0);
+  StepReport report;
+  report.verify_rows = 12;
+  report.rounds = {
+      {.round = {2, 2}, .emitted = 3, .confidences = {.5f, .5f}, .content = ContentClass::kCode},
+      {.round = {2, 1}, .emitted = 2, .confidences = {1.0f, .25f}, .content = ContentClass::kCode},
+      {.round = {2, 0},
+       .emitted = 1,
+       .confidences = {.5f, .75f},
+       .origin = ContextOrigin::kPrefix,
+       .context_tokens = 30,
+       .context_missing = 10},
+      {.round = {2, 1}, .emitted = 1, .confidences = {.25f, .75f}, .context_tokens = 40}};
+  metrics.OnStep(report, {});
+  const auto samples = Samples(metrics);
+  const auto at = [&](const std::string& name, const std::string& labels) {
+    return samples.at("spec_decode_" + name + "{" + labels + "}");
+  };
+  EXPECT_EQ(at("predicted_tokens_per_pos_total", "method=dflash,position=0,"), .5 + 1 + .5 + .25);
+  EXPECT_EQ(at("predicted_tokens_per_pos_total", "method=dflash,position=1,"), .25 + .25 + .375)
+      << "what stands behind the end of an output is not expected";
+  // Reached: 0.5 0.5 | 1.0 0.25 | 0.5 | 0.25. Only what was reached can be accepted.
+  EXPECT_EQ(at("confidence_drafts_total", "confidence=0.5,method=dflash,"), 3);
+  EXPECT_EQ(at("confidence_accepted_total", "confidence=0.5,method=dflash,"), 2);
+  EXPECT_EQ(at("confidence_drafts_total", "confidence=0.9,method=dflash,"), 1);
+  EXPECT_EQ(at("confidence_accepted_total", "confidence=0.9,method=dflash,"), 1);
+  EXPECT_EQ(at("confidence_drafts_total", "confidence=0.2,method=dflash,"), 2);
+  EXPECT_EQ(at("confidence_accepted_total", "confidence=0.2,method=dflash,"), 1);
+  EXPECT_EQ(at("confidence_drafts_total", "confidence=0.7,method=dflash,"), 0);
+  EXPECT_EQ(at("content_drafts_total", "content=code,method=dflash,"), 2);
+  EXPECT_EQ(at("content_draft_tokens_total", "content=code,method=dflash,"), 4);
+  EXPECT_EQ(at("content_accepted_tokens_total", "content=code,method=dflash,"), 3);
+  EXPECT_EQ(at("content_first_accepted_total", "content=code,method=dflash,"), 2);
+  EXPECT_EQ(at("content_drafts_total", "content=text,method=dflash,"), 2);
+  EXPECT_EQ(at("content_drafts_total", "content=tool,method=dflash,"), 0);
+  EXPECT_EQ(at("origin_drafts_total", "method=dflash,origin=prefix,"), 1);
+  EXPECT_EQ(at("origin_first_accepted_total", "method=dflash,origin=prefix,"), 0);
+  EXPECT_EQ(at("origin_accepted_tokens_total", "method=dflash,origin=cold,"), 4);
+  EXPECT_EQ(at("context_tokens_total", "method=dflash,"), 70);
+  EXPECT_EQ(at("context_missing_tokens_total", "method=dflash,"), 10);
+}
+
+TEST(EngineMetrics, HealthIsOneVerdict) {
+  EngineMetrics metrics(WithDrafter(2));
+  const auto verdict = [&] {
+    metrics.SetGauges({});
+    std::vector<std::string> in_force;
+    for (const auto& [name, value] : Samples(metrics)) {
+      if (name.starts_with("spec_decode_health{") && value != 0) in_force.push_back(name);
+    }
+    return in_force;
+  };
+  EXPECT_THAT(verdict(),
+              ElementsAre("spec_decode_health{method=dflash,reason=too_few_rounds,verdict=unknown,}"));
+  StepReport report;
+  report.rounds.assign(200, {.round = {2, 2}, .emitted = 3, .confidences = {.9f, .9f}});
+  metrics.Mute();
+  metrics.OnStep(report, {});
+  metrics.Unmute();
+  EXPECT_EQ(Samples(metrics).at("spec_decode_num_drafts_total{method=dflash,}"), 0) << "muted";
+  metrics.OnStep(report, {});
+  EXPECT_THAT(verdict(), ElementsAre("spec_decode_health{method=dflash,reason=none,verdict=healthy,}"));
+  report.rounds.assign(400, {.round = {2, 0}, .emitted = 1, .confidences = {.9f, .9f}});
+  metrics.OnStep(report, {});
+  EXPECT_THAT(verdict(),
+              ElementsAre("spec_decode_health{method=dflash,reason=confident_and_rejected,verdict=broken,}"));
+  EXPECT_NEAR(Samples(metrics).at("spec_decode_calibration_gap{method=dflash,}"), .9 - 1.0 / 3, 1e-6);
+  EXPECT_NEAR(Samples(metrics).at("spec_decode_first_draft_acceptance{method=dflash,}"), 1.0 / 3, 1e-6);
+  EXPECT_EQ(Samples(metrics).at("spec_decode_health_rounds{method=dflash,}"), 600);
+  metrics.SetSelfTest(SelfTestResult::kFailed);
+  EXPECT_THAT(verdict(),
+              ElementsAre("spec_decode_health{method=dflash,reason=self_test_failed,verdict=refused,}"));
+  EXPECT_EQ(Samples(metrics).at("spec_decode_enabled{method=dflash,}"), 0);
+  EXPECT_EQ(Samples(metrics).at("spec_decode_self_test{method=dflash,result=failed,}"), 1);
+  EXPECT_EQ(Samples(metrics).at("spec_decode_self_test{method=dflash,result=skipped,}"), 0);
 }
 
 TEST(EngineMetrics, KindsOfSteps) {

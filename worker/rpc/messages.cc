@@ -25,6 +25,9 @@ wire::GetGroupInfoResponse ToMessage(const GroupIdentity& identity, int32_t pid)
   message.set_default_top_k(identity.default_top_k);
   message.set_default_top_p(identity.default_top_p);
   message.set_default_min_p(identity.default_min_p);
+  message.set_self_test(identity.self_test);
+  message.set_self_test_detail(identity.self_test_detail);
+  message.mutable_fingerprints()->insert(identity.fingerprints.begin(), identity.fingerprints.end());
   return message;
 }
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -44,6 +45,10 @@ struct GroupIdentity {
   int32_t default_top_k = 0;
   float default_top_p = 1;
   float default_min_p = 0;
+  std::string self_test = {};         // how it ended: "passed", "failed", "overridden", "skipped"
+  std::string self_test_detail = {};  // what it found
+  // Of tensors as they are stored (docs/golden-bundle.md), by "target NAME" and "drafter NAME".
+  std::map<std::string, std::string> fingerprints = {};
 };
 
 class WorkerServer {

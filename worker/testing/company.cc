@@ -141,7 +141,8 @@ void StepTotals::OnStep(const StepReport& report, const EngineGauges& gauges) {
   mixed_steps += report.prefill_rows > 0 && report.verify_rows > 0;
   preemptions += report.preemptions;
   refed_rows += report.refed_rows;
-  for (const RoundReport& round : report.rounds) {
+  for (const DecodedRound& decoded : report.rounds) {
+    const RoundReport& round = decoded.round;
     drafted += round.drafted;
     accepted += round.accepted;
   }

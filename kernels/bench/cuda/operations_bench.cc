@@ -3,11 +3,13 @@
 #include <string>
 #include <vector>
 
+#include "base/status.h"
 #include "kernels/bench/cuda/bench.h"
 #include "kernels/causal_conv/causal_conv.h"
 #include "kernels/embedding/embedding.h"
 #include "kernels/rms_norm/rms_norm.h"
 #include "kernels/rope/rope.h"
+#include "kernels/sampling/draft_choice.h"
 #include "kernels/sampling/sampling.h"
 #include "kernels/swiglu/swiglu.h"
 
@@ -126,10 +128,17 @@ void Sampling(const Stream& stream, const Ceilings& ceilings) {
       Report((std::to_string(rows) + " rows, " + name).c_str(), static_cast<double>(rows * kVocabulary * 4),
              time, 1, ceilings);
     };
-    Report((std::to_string(rows) + " rows, ArgmaxRows").c_str(), static_cast<double>(rows * kVocabulary * 4),
-           TimeReplays(stream,
-                       [&] { return ArgmaxRows(logits.view(), kVocabulary, tokens.As<int32_t>(), stream); }),
-           1, ceilings);
+    const Buffer candidates =
+        Value(Buffer::Allocate(rows * static_cast<int64_t>(sizeof(DraftCandidate)), stream));
+    const Buffer confidences = Value(Buffer::Allocate(rows * static_cast<int64_t>(sizeof(float)), stream));
+    const auto choose = [&]() -> absl::Status {
+      DFLASH_RETURN_IF_ERROR(
+          ListDrafts(logits.view(), 0, kVocabulary, candidates.As<DraftCandidate>(), stream));
+      return ChooseDrafts(candidates.As<DraftCandidate>(), 1, rows, tokens.As<int32_t>(),
+                          confidences.As<float>(), stream);
+    };
+    Report((std::to_string(rows) + " rows, draft choice").c_str(),
+           static_cast<double>(rows * kVocabulary * 4), TimeReplays(stream, choose), 1, ceilings);
     measure("greedy", {});
     measure("T 0.7 top-k 20 top-p 0.95", {0.7f, 20, 0.95f, 0, 1});
     measure("T 1 unfiltered", {1, 0, 1, 0, 1});

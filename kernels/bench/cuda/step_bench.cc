@@ -14,7 +14,7 @@
 #include "kernels/linear/linear_cuda.h"
 #include "kernels/rms_norm/rms_norm.h"
 #include "kernels/rope/rope.h"
-#include "kernels/sampling/sampling.h"
+#include "kernels/sampling/draft_choice.h"
 #include "kernels/swiglu/swiglu.h"
 
 namespace dflash::bench {
@@ -56,6 +56,7 @@ class Step {
         conv_state_(Noise(3 * sequences, kDelta.QkvCols(), stream)),
         logits_(Value(Matrix::Allocate(rows_, kVocabulary, DType::kF32, stream))),
         tokens_(Value(Buffer::Allocate(rows_ * 4, stream))),
+        candidates_(Value(Buffer::Allocate(rows_ * static_cast<int64_t>(sizeof(DraftCandidate)), stream))),
         per_head_(OnDevice(std::vector<float>(48, -1.0f), stream)),
         segments_(EqualSegments(sequences, rows, context, stream)),
         buffer_(OnDevice(std::vector<int32_t>(static_cast<size_t>(sequences), 0), stream)),
@@ -145,7 +146,9 @@ class Step {
     }
     add_norm();
     linear(normed_.view(), kVocabulary, logits_.view());
-    status.Update(ArgmaxRows(logits_.view(), kVocabulary, tokens_.As<int32_t>(), stream_));
+    status.Update(ListDrafts(logits_.view(), 0, kVocabulary, candidates_.As<DraftCandidate>(), stream_));
+    status.Update(ChooseDrafts(candidates_.As<DraftCandidate>(), 1, logits_.view().rows,
+                               tokens_.As<int32_t>(), nullptr, stream_));
     return status;
   }
 
@@ -153,7 +156,7 @@ class Step {
   const Buffer& slab_;
   int64_t sequences_, rows_, pages_per_slot_ = 0;
   Matrix hidden_, delta_, normed_, wide_, inner_, mixed_, convolved_, weight_, taps_, conv_state_, logits_;
-  Buffer tokens_, per_head_, segments_, buffer_, count_, pages_;
+  Buffer tokens_, candidates_, per_head_, segments_, buffer_, count_, pages_;
   std::vector<Buffer> memory_;
   KeyValuePool pool_;
 };

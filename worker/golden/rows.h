@@ -7,7 +7,7 @@
 #include <limits>
 #include <vector>
 
-namespace dflash::doctor {
+namespace dflash::golden {
 
 // A dense row-major matrix in double precision.
 struct Rows {
@@ -58,4 +58,4 @@ inline double RelativeError(const Rows& actual, const Rows& expected) {
   return worst / std::sqrt(square / static_cast<double>(expected.values.size()));
 }
 
-}  // namespace dflash::doctor
+}  // namespace dflash::golden

@@ -13,12 +13,13 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "nlohmann/json.hpp"
-#include "tools/doctor/rows.h"
+#include "worker/golden/rows.h"
 #include "worker/model/checkpoint.h"
 #include "worker/model/draft_config.h"
+#include "worker/model/feature_contract.h"
 #include "worker/model/safetensors.h"
 
-namespace dflash::doctor {
+namespace dflash::golden {
 
 // How the drafter has to be read, as literals.
 struct ExpectedContract {
@@ -28,12 +29,15 @@ struct ExpectedContract {
   double rope_theta = 0;
   double rotary_fraction = 1;
   double rms_norm_eps = 0;
+  NormWeight norm_weight =
+      NormWeight::kPlain;  // of all norms: all known drafters have it, so no bundle says it
   std::vector<DraftLayerMask> layers;
 
   bool operator==(const ExpectedContract&) const = default;
 };
-// What our reader of config.json says.
+// What our reader of config.json says, and what a loaded drafter computes with.
 ExpectedContract ContractOf(const DraftConfig& config);
+ExpectedContract ContractOf(const FeatureContract& contract);
 // "taps 1,3,5 and not 0,2,4; ..."; empty when they are equal.
 std::string Differences(const ExpectedContract& actual, const ExpectedContract& expected);
 
@@ -124,4 +128,4 @@ struct BundleComparison {
 absl::StatusOr<BundleComparison> CompareBundles(const GoldenBundle& actual, const GoldenBundle& expected,
                                                 double limit);
 
-}  // namespace dflash::doctor
+}  // namespace dflash::golden

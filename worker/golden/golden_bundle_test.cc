@@ -1,5 +1,5 @@
 // Golden bundles: what is read, what is refused, and what a comparison finds.
-#include "tools/doctor/golden_bundle.h"
+#include "worker/golden/golden_bundle.h"
 
 #include <unistd.h>
 
@@ -12,7 +12,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace dflash::doctor {
+namespace dflash::golden {
 namespace {
 
 namespace fs = std::filesystem;
@@ -153,4 +153,4 @@ TEST_F(GoldenBundleTest, RefusesWhatIsNoBundle) {
 }
 
 }  // namespace
-}  // namespace dflash::doctor
+}  // namespace dflash::golden

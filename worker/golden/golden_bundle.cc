@@ -1,4 +1,4 @@
-#include "tools/doctor/golden_bundle.h"
+#include "worker/golden/golden_bundle.h"
 
 #include <algorithm>
 #include <cmath>
@@ -17,7 +17,7 @@
 #include "base/status.h"
 #include "text/ordered_json.h"
 
-namespace dflash::doctor {
+namespace dflash::golden {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -232,6 +232,19 @@ ExpectedContract ContractOf(const DraftConfig& config) {
   return contract;
 }
 
+ExpectedContract ContractOf(const FeatureContract& contract) {
+  ExpectedContract expected;
+  for (const LayerIndex tap : contract.taps) expected.taps.push_back(Number(tap));
+  expected.mask_token_id = contract.mask_token_id;
+  expected.block_size = contract.block_size;
+  expected.rope_theta = contract.rope_theta;
+  expected.rotary_fraction = contract.rotary_fraction;
+  expected.rms_norm_eps = contract.rms_norm_eps;
+  expected.norm_weight = contract.norm_weight;
+  expected.layers = contract.layers;
+  return expected;
+}
+
 std::string Differences(const ExpectedContract& actual, const ExpectedContract& expected) {
   std::vector<std::string> differences;
   const auto compare = [&](const char* name, const std::string& a, const std::string& e) {
@@ -243,6 +256,8 @@ std::string Differences(const ExpectedContract& actual, const ExpectedContract& 
   compare("rope_theta", absl::StrCat(actual.rope_theta), absl::StrCat(expected.rope_theta));
   compare("rotary fraction", absl::StrCat(actual.rotary_fraction), absl::StrCat(expected.rotary_fraction));
   compare("rms_norm_eps", absl::StrCat(actual.rms_norm_eps), absl::StrCat(expected.rms_norm_eps));
+  const auto norm = [](NormWeight weight) { return weight == NormWeight::kPlain ? "w" : "1 + w"; };
+  compare("weight of the norms", norm(actual.norm_weight), norm(expected.norm_weight));
   compare("masks of the layers", MasksText(actual.layers), MasksText(expected.layers));
   return absl::StrJoin(differences, "; ");
 }
@@ -428,4 +443,4 @@ absl::StatusOr<BundleComparison> CompareBundles(const GoldenBundle& actual, cons
   return comparison;
 }
 
-}  // namespace dflash::doctor
+}  // namespace dflash::golden

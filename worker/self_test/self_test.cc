@@ -1,0 +1,177 @@
+#include "worker/self_test/self_test.h"
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "base/status.h"
+
+namespace dflash {
+namespace {
+
+using golden::GoldenBundle;
+using golden::GoldenPrompt;
+
+struct Run {
+  absl::Status status;
+  std::vector<int32_t> tokens;
+  int64_t rounds = 0, accepted = 0;
+  bool done = false;
+};
+
+class RunSink final : public RequestSink {
+ public:
+  explicit RunSink(Run* run) : run_(run) {}
+  void OnStarted(const StartedReport&) override {}
+  void OnTokens(TokensReport report) override {
+    run_->tokens.insert(run_->tokens.end(), report.tokens.begin(), report.tokens.end());
+    for (const RoundReport& round : report.rounds) {
+      ++run_->rounds;
+      run_->accepted += round.accepted;
+    }
+  }
+  void OnFinished(const FinishedReport&) override { run_->done = true; }
+  void OnFailed(const absl::Status& status) override {
+    run_->status = status;
+    run_->done = true;
+  }
+
+ private:
+  Run* run_;
+};
+
+double TokensPerRound(int64_t accepted, int64_t rounds) {
+  return rounds == 0 ? 0 : 1 + static_cast<double>(accepted) / static_cast<double>(rounds);
+}
+
+double Recorded(const GoldenPrompt& prompt) {
+  int64_t tokens = 0;
+  for (const int64_t length : prompt.acceptance_lengths) tokens += length;
+  return static_cast<double>(tokens) / static_cast<double>(prompt.acceptance_lengths.size());
+}
+
+// Of every kind in turn the prompt with the most tokens per round: where a loss shows.
+std::vector<const GoldenPrompt*> Choose(const GoldenBundle& bundle, const SelfTestOptions& options,
+                                        int64_t max_context_tokens) {
+  std::map<std::string, std::vector<const GoldenPrompt*>> kinds;
+  for (const GoldenPrompt& prompt : bundle.prompts()) {
+    if (prompt.acceptance_lengths.empty() ||
+        static_cast<int64_t>(prompt.prompt_ids.size()) + options.max_tokens > max_context_tokens) {
+      continue;
+    }
+    kinds[prompt.kind].push_back(&prompt);
+  }
+  for (auto& [kind, prompts] : kinds) {
+    std::stable_sort(prompts.begin(), prompts.end(), [](const GoldenPrompt* a, const GoldenPrompt* b) {
+      return Recorded(*a) > Recorded(*b);
+    });
+  }
+  std::vector<const GoldenPrompt*> chosen;
+  for (size_t turn = 0; turn < bundle.prompts().size(); ++turn) {
+    for (const auto& [kind, prompts] : kinds) {
+      if (turn < prompts.size() && static_cast<int64_t>(chosen.size()) < options.max_prompts)
+        chosen.push_back(prompts[turn]);
+    }
+  }
+  return chosen;
+}
+
+// The recorded rounds that lie within the first tokens of an output; the first token belongs to none, and the
+// last round of a whole output is counted in more than one way.
+void AddRecorded(const GoldenPrompt& prompt, int64_t max_tokens, int64_t* accepted, int64_t* rounds) {
+  int64_t tokens = 1;
+  for (size_t i = 0; i + 1 < prompt.acceptance_lengths.size(); ++i) {
+    tokens += prompt.acceptance_lengths[i];
+    if (tokens > max_tokens) return;
+    *accepted += prompt.acceptance_lengths[i] - 1;
+    ++*rounds;
+  }
+}
+
+absl::StatusOr<std::vector<Run>> RunPrompts(const std::vector<const GoldenPrompt*>& prompts,
+                                            SpeculationMode mode, const SelfTestOptions& options,
+                                            Engine* engine) {
+  std::vector<Run> runs(prompts.size());
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    GenerationRequest request;
+    request.id = absl::StrCat("self-test ", i);
+    request.prompt_tokens = prompts[i]->prompt_ids;
+    request.max_tokens = options.max_tokens;
+    request.stop_token_ids = options.stop_token_ids;
+    request.speculation = mode;
+    request.max_draft_tokens = std::numeric_limits<int32_t>::max();  // whole blocks, as they were recorded
+    request.return_text = false;
+    request.use_prefix_cache = false;
+    engine->Submit(std::move(request), std::make_unique<RunSink>(&runs[i]));
+    // One at a time: rounds of many sequences may be given shorter blocks.
+    while (!runs[i].done) {
+      DFLASH_ASSIGN_OR_RETURN(const bool worked, engine->Step());
+      if (!worked && !runs[i].done) return absl::InternalError("the self-test does not come to an end");
+    }
+    DFLASH_RETURN_IF_ERROR(Annotate(runs[i].status, "self-test"));
+  }
+  // What is in flight must not write to the sinks any more.
+  for (bool worked = true; worked;) {
+    DFLASH_ASSIGN_OR_RETURN(worked, engine->Step());
+  }
+  return runs;
+}
+
+}  // namespace
+
+absl::StatusOr<SelfTestReport> RunSelfTest(const GoldenBundle& bundle, const FeatureContract& contract,
+                                           const SelfTestOptions& options, Engine* engine) {
+  const auto fail = [](std::string detail) {
+    return SelfTestReport{.passed = false, .detail = std::move(detail)};
+  };
+  const std::string differences = Differences(golden::ContractOf(contract), bundle.contract());
+  if (!differences.empty())
+    return fail(absl::StrCat("the drafter is read otherwise than recorded: ", differences));
+
+  const std::vector<const GoldenPrompt*> prompts = Choose(bundle, options, engine->max_context_tokens());
+  if (prompts.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(bundle.folder(), ": no prompt with acceptance_lengths fits into the context"));
+  }
+  DFLASH_ASSIGN_OR_RETURN(const std::vector<Run> drafted,
+                          RunPrompts(prompts, SpeculationMode::kDFlash, options, engine));
+  DFLASH_ASSIGN_OR_RETURN(const std::vector<Run> plain,
+                          RunPrompts(prompts, SpeculationMode::kOff, options, engine));
+  struct Kind {
+    int64_t accepted = 0, rounds = 0, recorded_accepted = 0, recorded_rounds = 0;
+  };
+  std::map<std::string, Kind> kinds;
+  int64_t other_texts = 0;
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    if (drafted[i].tokens != plain[i].tokens)
+      return fail(absl::StrCat("drafts change the text of a golden prompt (kind ", prompts[i]->kind, ")"));
+    const std::vector<int32_t>& golden = prompts[i]->output_ids;
+    const auto common = static_cast<int64_t>(std::min(golden.size(), plain[i].tokens.size()));
+    other_texts += !std::equal(golden.begin(), golden.begin() + common, plain[i].tokens.begin());
+    Kind& kind = kinds[prompts[i]->kind];
+    kind.accepted += drafted[i].accepted;
+    kind.rounds += drafted[i].rounds;
+    AddRecorded(*prompts[i], options.max_tokens, &kind.recorded_accepted, &kind.recorded_rounds);
+  }
+  std::vector<std::string> lines;
+  bool passed = true;
+  for (const auto& [name, kind] : kinds) {
+    const double ours = TokensPerRound(kind.accepted, kind.rounds);
+    const double recorded = TokensPerRound(kind.recorded_accepted, kind.recorded_rounds);
+    passed = passed && ours >= options.least_share * recorded;
+    lines.push_back(absl::StrFormat("%s %.2f, recorded %.2f", name, ours, recorded));
+  }
+  std::string detail =
+      absl::StrCat("tokens per round of ", prompts.size(), " golden prompts: ", absl::StrJoin(lines, "; "));
+  if (other_texts > 0)
+    absl::StrAppend(&detail, "; ", other_texts, " of the target's own texts are not the recorded ones");
+  return SelfTestReport{.passed = passed, .detail = std::move(detail)};
+}
+
+}  // namespace dflash

@@ -1,0 +1,36 @@
+// The self-test of a worker group: a few golden prompts through its own engine before it serves. It asks what
+// can be known at start: is the drafter read as recorded, does speculation leave the text alone, and are as
+// many drafts accepted as where the bundle was made? The doctor says which interface is to blame.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "worker/engine/engine.h"
+#include "worker/golden/golden_bundle.h"
+#include "worker/model/feature_contract.h"
+
+namespace dflash {
+
+struct SelfTestOptions {
+  int64_t max_prompts = 4;  // the best predicted ones of every kind, in turn
+  int64_t max_tokens = 64;  // of each
+  std::vector<int32_t> stop_token_ids = {};
+  // Smallest share of the recorded tokens per round, by kind of prompt, that passes. Near ties of 16-bit
+  // arithmetic move single rounds.
+  double least_share = 0.8;
+};
+
+struct SelfTestReport {
+  bool passed = false;
+  std::string detail = {};  // one sentence
+};
+
+// Runs the engine on the calling thread, before its Run; nothing else may be submitted. Errors: those of
+// Engine::Step; InvalidArgument: no prompt of the bundle fits into the context or has recorded rounds.
+absl::StatusOr<SelfTestReport> RunSelfTest(const golden::GoldenBundle& bundle,
+                                           const FeatureContract& contract, const SelfTestOptions& options,
+                                           Engine* engine);
+
+}  // namespace dflash
