@@ -205,7 +205,8 @@ TEST_P(CpuVariantsFullTest, SameTextAndBits) {
   if (!SelectInstructionSet(GetParam()).ok()) GTEST_SKIP() << "not on this machine";
   std::vector<Variant> variants = {{.instruction_set = "auto", .threads = 2}};  // what the others are held to
   for (int threads : {1, 2, 3}) variants.push_back({GetParam(), threads});
-  Work work = {.greedy = *LoadGoldenPrompts(), .seeds = 2, .max_tokens = 128};
+  Work work = {
+      .block_prompt = {}, .greedy = *LoadGoldenPrompts(), .sampled = {}, .seeds = 2, .max_tokens = 128};
   work.block_prompt = BlockPrompt(work.greedy);
   for (size_t i = 0; i < work.greedy.size(); i += 4) work.sampled.push_back(work.greedy[i]);  // of every kind
   ExpectEqualOnAll(variants, work);
