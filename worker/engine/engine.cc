@@ -942,25 +942,7 @@ void Engine::Impl::Emit(Sequence& sequence, const std::vector<int32_t>& tokens,
     }
     chunk.tokens.push_back(token);
     finished = Advance(sequence, token, chunk.text);
-    sequence.output.push_back(token);
     sequence.content.See(token);
-    ++report.completion_tokens;
-    if (sequence.IsStop(token)) {
-      report.reason = FinishReason::kStopToken;
-      report.matched_stop_token = token;
-      finished = true;
-    }
-    chunk.text += sequence.text.Append(token);
-    if (sequence.text.matched_stop() != nullptr) {
-      report.reason = FinishReason::kStopString;
-      report.matched_stop_token = -1;
-      report.matched_stop_string = *sequence.text.matched_stop();
-      finished = true;
-    }
-    if (!finished && sequence.room() == 0) {
-      report.reason = FinishReason::kLength;
-      finished = true;
-    }
     if (finished) break;
     if (sequence.rules != nullptr && sequence.rules->HasLostTrack()) {
       Fail(sequence, absl::ResourceExhaustedError("constraint: it has become too large to be followed"));
