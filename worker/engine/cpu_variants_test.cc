@@ -213,7 +213,9 @@ TEST_P(CpuVariantsFullTest, SameTextAndBits) {
 }
 
 INSTANTIATE_TEST_SUITE_P(InstructionSets, CpuVariantsFullTest, ::testing::Values("scalar", "avx2", "avx512"),
-                         ::testing::PrintToStringParamName());
+                         [](const ::testing::TestParamInfo<const char*>& info) {
+                           return std::string(info.param);
+                         });
 
 TEST_F(CpuVariantsTest, UnknownInstructionSetsAreRefused) {
   EXPECT_EQ(SelectInstructionSet("avx1024").code(), absl::StatusCode::kInvalidArgument);
