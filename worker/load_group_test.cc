@@ -46,6 +46,7 @@ class RandomGroupTest : public ::testing::Test {
 };
 
 TEST_F(RandomGroupTest, GeneratesTheSameTokensWithAndWithoutDrafts) {
+  options_.adaptive_blocks = false;  // few of a random drafter's drafts are accepted, so blocks would get short
   const auto group = Load();
   ASSERT_TRUE(group.ok()) << group.status();
   EXPECT_EQ(group->tokenizer, nullptr);

@@ -1,6 +1,7 @@
 // How a server goes: probes say no, nothing new is taken, what runs finishes; and what operators may change.
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <thread>
 
@@ -182,7 +183,9 @@ TEST_F(AdminTest, LogLevel) {
 TEST(AdminSocketTest, DrainWithExitEndsTheProcess) {
   const std::string socket = ::testing::TempDir() + "drain_test." + std::to_string(getpid()) + ".sock";
   std::vector<std::string> command = ServerCommand();
-  command.back() = "unix:" + socket;
+  const auto admin = std::find(command.begin(), command.end(), "--admin-listen");
+  ASSERT_LT(admin + 1, command.end());
+  *(admin + 1) = "unix:" + socket;
   Process server(command);
   ASSERT_TRUE(server.WaitForLine("admin on unix:" + socket).has_value()) << server.output();
   const Ran ran = RunProgram({DflashctlPath(), "drain", "--exit", "--address", "unix:" + socket});
