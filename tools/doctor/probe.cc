@@ -7,34 +7,25 @@
 #include "base/status.h"
 #include "kernels/device/buffer.h"
 #include "worker/decode/decode_rounds.h"
+#include "worker/draft/forwarding_drafter.h"
 #include "worker/model/state_export.h"
 
 namespace dflash::doctor {
 namespace {
 
 // Proposes what it is told; everything else is the drafter's.
-class ScriptedDrafter final : public Drafter {
+class ScriptedDrafter final : public ForwardingDrafter {
  public:
-  ScriptedDrafter(Drafter* drafter, const Stream* stream) : drafter_(drafter), stream_(stream) {}
+  ScriptedDrafter(Drafter* drafter, const Stream* stream) : ForwardingDrafter(drafter), stream_(stream) {}
   std::vector<int32_t> script;  // of the next proposal, max_drafts() tokens
 
-  int64_t max_drafts() const override { return drafter_->max_drafts(); }
-  absl::Status Ingest(ConstMatrixView taps, const std::vector<CommittedRows>& rows) override {
-    return drafter_->Ingest(taps, rows);
-  }
-  absl::Status IngestVerified(ConstMatrixView taps, SegmentList segments,
-                              const int32_t* row_counts) override {
-    return drafter_->IngestVerified(taps, segments, row_counts);
-  }
   absl::Status Propose(DecodeStates, const int32_t*, int64_t, const Proposals& proposals) override {
     return CopyToDevice(proposals.tokens, script.data(),
                         static_cast<int64_t>(script.size() * sizeof(int32_t)), *stream_);
   }
   bool is_capturable() const override { return false; }
-  absl::Status Open(int32_t slot, int64_t start) override { return drafter_->Open(slot, start); }
 
  private:
-  Drafter* drafter_;
   const Stream* stream_;
 };
 

@@ -23,7 +23,7 @@ absl::Status SyntheticDrafter::Schedule(const std::vector<std::vector<int32_t>>&
 
 absl::Status SyntheticDrafter::Propose(DecodeStates states, const int32_t* slots, int64_t count,
                                        const Proposals& proposals) {
-  DFLASH_RETURN_IF_ERROR(real_->Propose(states, slots, count, proposals));
+  DFLASH_RETURN_IF_ERROR(ForwardingDrafter::Propose(states, slots, count, proposals));
   // Copied as 32-bit words, whatever they mean.
   const int64_t cols = max_drafts();
   return CopyRows(ConstMatrixView(schedule_.data(), DType::kF32, count, cols, cols),

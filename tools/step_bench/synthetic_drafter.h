@@ -11,11 +11,11 @@
 #include "absl/status/statusor.h"
 #include "kernels/device/buffer.h"
 #include "kernels/device/stream.h"
-#include "worker/draft/drafter.h"
+#include "worker/draft/forwarding_drafter.h"
 
 namespace dflash::bench {
 
-class SyntheticDrafter final : public Drafter {
+class SyntheticDrafter final : public ForwardingDrafter {
  public:
   // `real` and `stream` are not owned. Errors: ResourceExhausted.
   static absl::StatusOr<std::unique_ptr<SyntheticDrafter>> Create(Drafter* real, int64_t max_sequences,
@@ -25,23 +25,12 @@ class SyntheticDrafter final : public Drafter {
   // before the round is.
   absl::Status Schedule(const std::vector<std::vector<int32_t>>& proposals);
 
-  int64_t max_drafts() const override { return real_->max_drafts(); }
-  absl::Status Ingest(ConstMatrixView taps, const std::vector<CommittedRows>& rows) override {
-    return real_->Ingest(taps, rows);
-  }
-  absl::Status IngestVerified(ConstMatrixView taps, SegmentList segments,
-                              const int32_t* row_counts) override {
-    return real_->IngestVerified(taps, segments, row_counts);
-  }
   absl::Status Propose(DecodeStates states, const int32_t* slots, int64_t count,
                        const Proposals& proposals) override;
-  bool is_capturable() const override { return real_->is_capturable(); }
-  absl::Status Open(int32_t slot, int64_t start) override { return real_->Open(slot, start); }
 
  private:
   SyntheticDrafter(Drafter* real, const Stream* stream, Buffer schedule)
-      : real_(real), stream_(stream), schedule_(std::move(schedule)) {}
-  Drafter* real_;
+      : ForwardingDrafter(real), stream_(stream), schedule_(std::move(schedule)) {}
   const Stream* stream_;
   Buffer schedule_;  // int32 [max_sequences, max_drafts]
 };

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "kernels/device/buffer.h"
+#include "worker/draft/forwarding_drafter.h"
 
 namespace dflash {
 namespace {
@@ -47,25 +48,12 @@ void PartialRotary(FeatureContract& contract) { contract.rotary_fraction = 0.25;
 
 // --- around the drafter
 
-// Hands everything on. Below it, defects are made by looking at device memory, so no round is captured.
-class Wrapper : public Drafter {
+// Owns the drafter that it changes. Defects are made by looking at device memory, so no round is captured.
+class Wrapper : public ForwardingDrafter {
  public:
   Wrapper(std::unique_ptr<Drafter> drafter, SequenceTable* table, const Stream* stream)
-      : drafter_(std::move(drafter)), table_(table), stream_(stream) {}
-  int64_t max_drafts() const override { return drafter_->max_drafts(); }
-  absl::Status Ingest(ConstMatrixView taps, const std::vector<CommittedRows>& rows) override {
-    return drafter_->Ingest(taps, rows);
-  }
-  absl::Status IngestVerified(ConstMatrixView taps, SegmentList segments,
-                              const int32_t* row_counts) override {
-    return drafter_->IngestVerified(taps, segments, row_counts);
-  }
-  absl::Status Propose(DecodeStates states, const int32_t* slots, int64_t count,
-                       const Proposals& proposals) override {
-    return drafter_->Propose(states, slots, count, proposals);
-  }
+      : ForwardingDrafter(drafter.get()), table_(table), stream_(stream), drafter_(std::move(drafter)) {}
   bool is_capturable() const override { return false; }
-  absl::Status Open(int32_t slot, int64_t start) override { return drafter_->Open(slot, start); }
 
  protected:
   template <typename T>
@@ -79,9 +67,11 @@ class Wrapper : public Drafter {
     return CopyToDevice(device, values.data(), static_cast<int64_t>(values.size() * sizeof(T)), *stream_);
   }
 
-  std::unique_ptr<Drafter> drafter_;
   SequenceTable* table_;
   const Stream* stream_;
+
+ private:
+  std::unique_ptr<Drafter> drafter_;
 };
 
 // As a prefix cache would that restores the target's state of a prompt but not the drafter's.
@@ -95,7 +85,7 @@ class DropsHalfThePrompt final : public Wrapper {
       const int64_t prompt_so_far = sequence.start_position + sequence.row_count;
       DFLASH_RETURN_IF_ERROR(table_->SetDraftContextStart(sequence.slot, prompt_so_far / 2));
     }
-    return drafter_->Ingest(taps, rows);
+    return ForwardingDrafter::Ingest(taps, rows);
   }
 };
 
@@ -107,7 +97,7 @@ class KeepsTheLastChunk final : public Wrapper {
       if (sequence.phase != Phase::kPrefill) continue;
       DFLASH_RETURN_IF_ERROR(table_->SetDraftContextStart(sequence.slot, sequence.start_position));
     }
-    return drafter_->Ingest(taps, rows);
+    return ForwardingDrafter::Ingest(taps, rows);
   }
 };
 
@@ -131,7 +121,7 @@ class ChangesVerifiedRows : public Wrapper {
                             Buffer::Allocate(segments.count * int64_t{sizeof(int32_t)}, *stream_));
     DFLASH_RETURN_IF_ERROR(Write(list.As<Segment>(), changed));
     DFLASH_RETURN_IF_ERROR(Write(numbers.As<int32_t>(), counts));
-    DFLASH_RETURN_IF_ERROR(drafter_->IngestVerified(
+    DFLASH_RETURN_IF_ERROR(ForwardingDrafter::IngestVerified(
         taps, {.data = list.As<Segment>(), .count = segments.count}, numbers.As<int32_t>()));
     int32_t* ends = table_->device_lengths().draft_context_end;
     for (size_t i = 0; i < changed.size(); ++i) {
@@ -162,7 +152,7 @@ class KeepsRejectedRows final : public ChangesVerifiedRows {
   using ChangesVerifiedRows::ChangesVerifiedRows;
   absl::Status Open(int32_t slot, int64_t start) override {
     written_end_.erase(slot);
-    return drafter_->Open(slot, start);
+    return ForwardingDrafter::Open(slot, start);
   }
 
  protected:
@@ -186,7 +176,7 @@ class ChangesProposals : public Wrapper {
   using Wrapper::Wrapper;
   absl::Status Propose(DecodeStates states, const int32_t* slots, int64_t count,
                        const Proposals& proposals) override {
-    DFLASH_RETURN_IF_ERROR(drafter_->Propose(states, slots, count, proposals));
+    DFLASH_RETURN_IF_ERROR(ForwardingDrafter::Propose(states, slots, count, proposals));
     DFLASH_ASSIGN_OR_RETURN(std::vector<int32_t> tokens, Read(proposals.tokens, count * max_drafts()));
     for (int32_t& token : tokens) token = Change(token);
     return Write(proposals.tokens, tokens);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "worker/draft/forwarding_drafter.h"
 #include "worker/testing/tiny_pair.h"
 
 namespace dflash {
@@ -176,24 +177,12 @@ TEST_P(DecodeRoundsTest, AnEngineMayGoAtAnyTime) {
 }
 
 // Forgets what was verified, as a drafter would whose wrapper does not pass everything on.
-class ForgetfulDrafter final : public Drafter {
+class ForgetfulDrafter final : public ForwardingDrafter {
  public:
-  explicit ForgetfulDrafter(Drafter* drafter) : drafter_(drafter) {}
-  int64_t max_drafts() const override { return drafter_->max_drafts(); }
-  absl::Status Ingest(ConstMatrixView taps, const std::vector<CommittedRows>& rows) override {
-    return drafter_->Ingest(taps, rows);
-  }
+  explicit ForgetfulDrafter(Drafter* drafter) : ForwardingDrafter(drafter) {}
   absl::Status IngestVerified(ConstMatrixView, SegmentList, const int32_t*) override {
     return absl::OkStatus();
   }
-  absl::Status Propose(DecodeStates states, const int32_t* slots, int64_t count,
-                       const Proposals& proposals) override {
-    return drafter_->Propose(states, slots, count, proposals);
-  }
-  absl::Status Open(int32_t slot, int64_t start) override { return drafter_->Open(slot, start); }
-
- private:
-  Drafter* drafter_;
 };
 
 TEST_P(DecodeRoundsTest, LengthsThatDisagreeEndTheGroup) {

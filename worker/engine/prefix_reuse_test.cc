@@ -11,6 +11,7 @@
 
 #include "gtest/gtest.h"
 #include "kernels/device/buffer.h"
+#include "worker/draft/forwarding_drafter.h"
 #include "worker/testing/company.h"
 #include "worker/testing/tiny_pair.h"
 
@@ -73,23 +74,14 @@ GenerationRequest Request(Tokens prompt, int64_t max_tokens = 32) {
 }
 
 // The DFlash drafter; writes down what it proposes, and checks that its context is all there.
-class RecordingDrafter final : public Drafter {
+class RecordingDrafter final : public ForwardingDrafter {
  public:
-  explicit RecordingDrafter(TinyPair& pair) : pair_(pair) {}
-  int64_t max_drafts() const override { return pair_.drafter->max_drafts(); }
+  explicit RecordingDrafter(TinyPair& pair) : ForwardingDrafter(pair.drafter.get()), pair_(pair) {}
   bool is_capturable() const override { return false; }
-  absl::Status Ingest(ConstMatrixView taps, const std::vector<CommittedRows>& rows) override {
-    return pair_.drafter->Ingest(taps, rows);
-  }
-  absl::Status IngestVerified(ConstMatrixView taps, SegmentList segments,
-                              const int32_t* row_counts) override {
-    return pair_.drafter->IngestVerified(taps, segments, row_counts);
-  }
-  absl::Status Open(int32_t slot, int64_t start) override { return pair_.drafter->Open(slot, start); }
   absl::Status Propose(DecodeStates states, const int32_t* slots, int64_t count,
                        const Proposals& to) override {
     const Stream& stream = *pair_.stream;
-    absl::Status status = pair_.drafter->Propose(states, slots, count, to);
+    absl::Status status = ForwardingDrafter::Propose(states, slots, count, to);
     Tokens proposed(static_cast<size_t>(count * max_drafts())), drafting(static_cast<size_t>(count));
     if (status.ok()) status = CopyToHost(proposed.data(), to.tokens, count * max_drafts() * 4, stream);
     if (status.ok()) status = CopyToHost(drafting.data(), slots, count * 4, stream);
