@@ -16,6 +16,7 @@
 #include "absl/time/clock.h"
 #include "dflash/v1/admin.grpc.pb.h"
 #include "tools/dflashctl/commands.h"
+#include "tools/doctor/recorded_acceptance.h"
 #include "worker/model/feature_contract.h"
 
 namespace dflash::ctl {
@@ -202,10 +203,7 @@ grpc::Status Examination::CheckPrompts() {
 }
 
 void Examination::CheckAcceptance(const std::vector<Generation>& generations) {
-  struct Kind {
-    double ours = 0, rounds = 0, golden = 0, golden_rounds = 0;
-  };
-  std::map<std::string, Kind> kinds;
+  doctor::RecordedAcceptance recorded;
   int64_t other_text = 0, miscounted = 0;
   double accepted = 0, rounds = 0, first = 0;
   for (size_t i = 0; i < generations.size(); ++i) {
@@ -223,12 +221,8 @@ void Examination::CheckAcceptance(const std::vector<Generation>& generations) {
     rounds += static_cast<double>(generation.rounds.size());
     const v1::SpeculationSummary& summary = generation.finished.speculation();
     miscounted += summary.accepted_tokens() != of_rounds || summary.drafted_tokens() != drafted;
-    if (golden.acceptance_lengths.empty()) continue;
-    Kind& kind = kinds[golden.kind];
-    for (const int64_t length : golden.acceptance_lengths) kind.golden += static_cast<double>(length);
-    kind.golden_rounds += static_cast<double>(golden.acceptance_lengths.size());
-    kind.ours += static_cast<double>(of_rounds + generation.rounds.size());
-    kind.rounds += static_cast<double>(generation.rounds.size());
+    const auto count = static_cast<int64_t>(generation.rounds.size());
+    recorded.Add(golden, count, static_cast<int64_t>(of_rounds) + count);
   }
   report_->facts.emplace_back(
       "acceptance",
@@ -237,21 +231,14 @@ void Examination::CheckAcceptance(const std::vector<Generation>& generations) {
   report_->Judge("metrics", static_cast<double>(miscounted), 0, "rounds of the stream against its summary",
                  absl::StrCat(miscounted, " of ", generations.size(), " requests miscounted"),
                  "totals and rounds disagree");
-  if (kinds.empty()) {
+  if (recorded.empty()) {
     report_->NotChecked("end-to-end", "the bundle holds no acceptance lengths");
     return;
   }
-  double loss = 0;
-  std::vector<std::string> lines;
-  for (const auto& [name, kind] : kinds) {
-    const double ours = kind.ours / std::max(kind.rounds, 1.0), golden = kind.golden / kind.golden_rounds;
-    loss = std::max(loss, 1 - ours / golden);
-    lines.push_back(absl::StrFormat("%s %.2f, recorded %.2f", name, ours, golden));
-  }
   report_->Judge(
-      "end-to-end", loss, 0.05, "recorded acceptance per kind of text, relative loss",
+      "end-to-end", recorded.loss(), 0.05, "recorded acceptance per kind of text, relative loss",
       absl::StrCat(
-          "tokens per round: ", absl::StrJoin(lines, "; "),
+          "tokens per round: ", recorded.Describe(),
           other_text == 0 ? std::string() : absl::StrCat("; ", other_text, " prompts have another text")),
       "not visible from outside: run dflashctl doctor --model DIR --draft-model DIR on the server's folders");
 }

@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <iterator>
 #include <limits>
 #include <map>
 #include <memory>
 #include <numeric>
 #include <optional>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -24,7 +24,9 @@
 #include "tools/doctor/checks.h"
 #include "tools/doctor/draft_reference.h"
 #include "tools/doctor/probe.h"
+#include "tools/doctor/recorded_acceptance.h"
 #include "worker/comm/host_communicator.h"
+#include "worker/comm/rank_threads.h"
 #include "worker/defects/defects.h"
 #include "worker/engine/speculation_health.h"
 #include "worker/load_group.h"
@@ -67,7 +69,9 @@ class Ranks {
  public:
   static absl::StatusOr<std::unique_ptr<Ranks>> Load(const DoctorOptions& options) {
     std::unique_ptr<Ranks> ranks(new Ranks());
-    DFLASH_ASSIGN_OR_RETURN(ranks->communicators_, HostCommunicator::CreateGroup({.size = options.ranks}));
+    DFLASH_ASSIGN_OR_RETURN(std::vector<std::unique_ptr<HostCommunicator>> communicators,
+                            HostCommunicator::CreateGroup({.size = options.ranks}));
+    std::move(communicators.begin(), communicators.end(), std::back_inserter(ranks->communicators_));
     ranks->groups_.resize(static_cast<size_t>(options.ranks));
     DFLASH_RETURN_IF_ERROR(ranks->Run([&](size_t rank) {
       GroupOptions group;
@@ -96,22 +100,9 @@ class Ranks {
   size_t size() const { return groups_.size(); }
   Group& leader() { return groups_[0]; }
 
-  // The same work on every rank. The first error that is not another rank's.
+  // The same work on every rank.
   absl::Status Run(const std::function<absl::Status(size_t rank)>& work) {
-    std::vector<absl::Status> results(groups_.size());
-    std::vector<std::thread> threads;
-    for (size_t rank = 0; rank < groups_.size(); ++rank) {
-      threads.emplace_back([&, rank] {
-        results[rank] = work(rank);
-        if (!results[rank].ok()) communicators_[rank]->Abort(results[rank]);
-      });
-    }
-    for (std::thread& thread : threads) thread.join();
-    for (const absl::Status& result : results) {
-      if (!result.ok() && !absl::IsUnavailable(result)) return result;
-    }
-    for (const absl::Status& result : results) DFLASH_RETURN_IF_ERROR(result);
-    return absl::OkStatus();
+    return RunOnRanks(communicators_, work);
   }
   // The same measurement on every rank; rank 0's result.
   template <typename T>
@@ -144,7 +135,7 @@ class Ranks {
     return tokens;
   }
 
-  std::vector<std::unique_ptr<HostCommunicator>> communicators_;
+  std::vector<std::unique_ptr<Communicator>> communicators_;
   std::vector<Group> groups_;
   bool others_agree_ = true;
 };
@@ -488,32 +479,26 @@ GenerationRequest Examination::Request(const std::vector<int32_t>& prompt, int64
 }
 
 void Examination::CheckGoldenRuns(const std::vector<EngineRun>& runs, const std::vector<size_t>& prompts) {
-  struct Kind {
-    double ours = 0, golden = 0, rounds = 0, golden_rounds = 0;
-  };
-  std::map<std::string, Kind> kinds;
+  RecordedAcceptance recorded;
   int64_t other_text = 0, bad_prompts = 0;
   double accepted = 0, rounds = 0, first_drafts = 0;
-  bool recorded = false;
   for (size_t i = 0; i < runs.size(); ++i) {
+    const auto of_run = static_cast<int64_t>(runs[i].rounds.size());
+    int64_t accepted_of_run = 0;
     for (const RoundReport& round : runs[i].rounds) {
-      accepted += round.accepted;
+      accepted_of_run += round.accepted;
       first_drafts += round.accepted > 0;
     }
-    rounds += static_cast<double>(runs[i].rounds.size());
+    accepted += static_cast<double>(accepted_of_run);
+    rounds += static_cast<double>(of_run);
     if (!bundle_) continue;
     const GoldenPrompt& golden = bundle_->prompts()[prompts[i]];
     other_text += runs[i].tokens != golden.output_ids;
     if (golden.acceptance_lengths.empty()) continue;
-    recorded = true;
-    Kind& kind = kinds[golden.kind];
-    double of_prompt = 0;
-    for (const int64_t length : golden.acceptance_lengths) of_prompt += static_cast<double>(length);
-    kind.golden += of_prompt;
-    kind.golden_rounds += static_cast<double>(golden.acceptance_lengths.size());
-    for (const RoundReport& round : runs[i].rounds) kind.ours += round.accepted + 1;
-    kind.rounds += static_cast<double>(runs[i].rounds.size());
-    const double mean = of_prompt / static_cast<double>(golden.acceptance_lengths.size());
+    recorded.Add(golden, of_run, accepted_of_run + of_run);
+    const std::vector<int64_t>& lengths = golden.acceptance_lengths;
+    const double mean = static_cast<double>(std::accumulate(lengths.begin(), lengths.end(), int64_t{0})) /
+                        static_cast<double>(lengths.size());
     bad_prompts += runs[i].tokens_per_round() < 0.5 * mean;
   }
   const double mean = rounds == 0 ? 0 : 1 + accepted / rounds;
@@ -521,7 +506,7 @@ void Examination::CheckGoldenRuns(const std::vector<EngineRun>& runs, const std:
   report.facts.emplace_back(
       "acceptance", absl::StrFormat("%.2f tokens per round over %.0f rounds, first draft accepted in %.0f%%",
                                     mean, rounds, 100 * first));
-  if (!recorded) {
+  if (recorded.empty()) {
     report.NotChecked("end-to-end",
                       absl::StrFormat("needs recorded acceptance; seen: %.2f tokens per round", mean));
     // Whatever the text, a drafter that knows this target guesses the next token better than that.
@@ -536,15 +521,8 @@ void Examination::CheckGoldenRuns(const std::vector<EngineRun>& runs, const std:
     }
     return;
   }
-  double loss = 0;
-  std::vector<std::string> lines;
-  for (const auto& [name, kind] : kinds) {
-    const double ours = kind.ours / std::max(kind.rounds, 1.0), golden = kind.golden / kind.golden_rounds;
-    loss = std::max(loss, 1 - ours / golden);
-    lines.push_back(absl::StrFormat("%s %.2f, recorded %.2f", name, ours, golden));
-  }
   const std::string detail = absl::StrCat(
-      "tokens per round: ", absl::StrJoin(lines, "; "),
+      "tokens per round: ", recorded.Describe(),
       other_text == 0 ? "" : absl::StrCat("; ", other_text, " prompts have another text"),
       bad_prompts == 0 ? "" : absl::StrCat("; ", bad_prompts, " prompts have less than half of it"));
   const bool same_text = checks_.gates.golden < 1e-2 && checks_.target_recorded;
@@ -552,7 +530,7 @@ void Examination::CheckGoldenRuns(const std::vector<EngineRun>& runs, const std:
     report.Fail("end-to-end", detail, "the target's text is not the recorded one");
     return;
   }
-  if (report.Judge("end-to-end", loss, checks_.gates.acceptance,
+  if (report.Judge("end-to-end", recorded.loss(), checks_.gates.acceptance,
                    "recorded acceptance per kind of text, relative loss", detail,
                    report.failed() ? "the first failure above" : "not explained by any interface above")) {
     return;

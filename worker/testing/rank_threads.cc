@@ -1,12 +1,12 @@
 #include "worker/testing/rank_threads.h"
 
-#include <thread>
 #include <utility>
 
 #include "base/status.h"
 #include "worker/comm/host_communicator.h"
 #include "worker/comm/peer_communicator.h"
 #include "worker/comm/peer_memory.h"
+#include "worker/comm/rank_threads.h"
 
 namespace dflash::testing {
 namespace {
@@ -41,21 +41,7 @@ absl::StatusOr<std::unique_ptr<RankThreads>> RankThreads::Load(int size, const T
 }
 
 absl::Status RankThreads::Run(const std::function<absl::Status(int rank, TinyPair& pair)>& work) {
-  std::vector<absl::Status> results(pairs_.size());
-  std::vector<std::thread> threads;
-  for (size_t rank = 0; rank < pairs_.size(); ++rank) {
-    threads.emplace_back([&, rank] {
-      results[rank] = work(static_cast<int>(rank), pairs_[rank]);
-      if (!results[rank].ok()) communicators_[rank]->Abort(results[rank]);
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  // The cause, rather than what the others saw of it.
-  for (const absl::Status& result : results) {
-    if (!result.ok() && !absl::IsUnavailable(result)) return result;
-  }
-  for (const absl::Status& result : results) DFLASH_RETURN_IF_ERROR(result);
-  return absl::OkStatus();
+  return RunOnRanks(communicators_, [&](size_t rank) { return work(static_cast<int>(rank), pairs_[rank]); });
 }
 
 absl::StatusOr<std::vector<std::vector<GenerationOutcome>>> RankThreads::RunRequests(
