@@ -1,4 +1,5 @@
-// What the exit status of a rank tells whoever started it, a coordinator or a launcher.
+// What the exit status of dflashd or of a rank tells whoever started it: of a rank, a coordinator or a
+// launcher.
 #pragma once
 
 namespace dflash {

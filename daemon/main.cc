@@ -21,6 +21,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
+#include "base/exit_codes.h"
 #include "base/group_secret.h"
 #include "base/host_port.h"
 #include "base/status.h"
@@ -44,14 +45,8 @@
 namespace dflash {
 namespace {
 
-enum ExitCode : int {
-  kExitOk = 0,
-  kExitBadFlags = 64,
-  kExitBadModel = 65,
-  kExitNoDevice = 69,
-  kExitCannotListen = 74,
-  kExitNoWorker = 75,
-};
+// No worker group could be started.
+constexpr ExitCode kExitNoWorker = kExitEngineFailed;
 
 int Fail(ExitCode code, const std::string& message) {
   spdlog::error("{}", message);
