@@ -132,9 +132,12 @@ class Run {
       } else if (!status.ok()) {
         ReadDetails(status, &sample_);
       }
-      scope_.reset();
-      run_->Ended(std::move(sample_), steps_);
+      // The run's end may be the program's: by then the call and its hold on the channel are gone.
+      Run* const run = run_;
+      LoadSample sample = std::move(sample_);
+      const std::vector<StepSample> steps = std::move(steps_);
       delete this;
+      run->Ended(std::move(sample), steps);
     }
 
    private:
