@@ -222,8 +222,8 @@ void CheckChurn(int batches, size_t batch, int64_t checkpoints) {
   std::vector<GenerationOutcome> first;
   for (int n = 0; n < batches; ++n) {
     // The same ones again and again, so that each can be compared with what it got the first time.
-    const std::vector<GenerationRequest> requests =
-        MixedRequests(batch, 11, {.longest_prompt = checkpoints > 0 ? 160 : 60, .most_tokens = checkpoints > 0 ? 200 : 80});
+    const std::vector<GenerationRequest> requests = MixedRequests(
+        batch, 11, {.longest_prompt = checkpoints > 0 ? 160 : 60, .most_tokens = checkpoints > 0 ? 200 : 80});
     const auto outcomes = RunInCompany(
         *engine, requests, {.seed = static_cast<uint32_t>(n), .most_arrivals = 8, .cancelled = batch / 5});
     ASSERT_TRUE(outcomes.ok()) << outcomes.status();
