@@ -291,40 +291,46 @@ TEST_F(AttentionCudaTest, BitsDoNotDependOnCompany) {
 
 // A captured step reads lengths, pages and context starts from device memory.
 TEST_F(AttentionCudaTest, ReplaysWithOtherSegments) {
-  const Sequence s(kTarget, 2200, 5, stream_);
-  Cache cache = MakeCache(kTarget, 2, s.q.rows);
-  Store(cache, s, 0, 0, 2100);
-  Store(cache, s, 1, 0, 600);
-  const DeviceMatrix q = DeviceMatrix::Activations(s.q.Rows(0, 16), stream_),
-                     k = DeviceMatrix::Activations(s.k.Rows(0, 16), stream_),
-                     v = DeviceMatrix::Activations(s.v.Rows(0, 16), stream_);
-  const DeviceMatrix out = DeviceMatrix::Output(16, s.q.cols, DType::kBf16, stream_);
-  DeviceArray<Segment> list({{0, 0, 0, 0}}, stream_);
-  DeviceArray<int32_t> accepted({0}, stream_);
-  auto graph = Graph::Capture(stream_, [&] {
-    const absl::Status status =
-        Attention(q.view(), k.view(), v.view(), {list.data(), 1}, nullptr, cache.table(), cache.pool, {},
-                  kTarget.Scale(), Phase::kVerify, out.view(), stream_);
-    return status.ok() ? StoreKeyValue(k.view(), v.view(), {list.data(), 1}, accepted.data(), cache.table(),
-                                       cache.pool, stream_)
-                       : status;
-  });
-  ASSERT_TRUE(graph.ok()) << graph.status();
-  for (const Segment& segment : {Segment{0, 0, 16, 2100}, {1, 0, 5, 600}, {0, 0, 1, 2107}, {0, 0, 0, 2107}}) {
-    SCOPED_TRACE(segment.start_position);
-    const HostMatrix<float> want =
-        segment.row_count == 0 ? HostMatrix<float>(0, s.q.cols)
-                               : Run(cache, s, segment.slot, segment.start_position, segment.row_count, {});
-    const int32_t count = std::min(segment.row_count, 7);
-    ASSERT_TRUE(CopyToDevice(list.data(), &segment, sizeof(segment), stream_).ok());
-    ASSERT_TRUE(CopyToDevice(accepted.data(), &count, sizeof(count), stream_).ok());
-    for (auto [from, to] : {std::pair(&s.q_device, &q), {&s.k_device, &k}, {&s.v_device, &v}}) {
-      ASSERT_TRUE(CopyRows(from->view().Rows(segment.start_position, segment.row_count),
-                           to->view().Rows(0, segment.row_count), stream_)
-                      .ok());
+  for (const auto& [phase, most] : {std::pair(Phase::kVerify, 16), {Phase::kPrefill, 128}}) {
+    SCOPED_TRACE(phase == Phase::kVerify ? "verify" : "prefill");
+    const Sequence s(kTarget, 2300, 5, stream_);
+    Cache cache = MakeCache(kTarget, 2, s.q.rows);
+    Store(cache, s, 0, 0, 2100);
+    Store(cache, s, 1, 0, 600);
+    const DeviceMatrix q = DeviceMatrix::Activations(s.q.Rows(0, most), stream_),
+                       k = DeviceMatrix::Activations(s.k.Rows(0, most), stream_),
+                       v = DeviceMatrix::Activations(s.v.Rows(0, most), stream_);
+    const DeviceMatrix out = DeviceMatrix::Output(most, s.q.cols, DType::kBf16, stream_);
+    DeviceArray<Segment> list({{0, 0, 0, 0}}, stream_);
+    DeviceArray<int32_t> accepted({0}, stream_);
+    auto graph = Graph::Capture(stream_, [&, phase = phase] {
+      const absl::Status status =
+          Attention(q.view(), k.view(), v.view(), {list.data(), 1}, nullptr, cache.table(), cache.pool, {},
+                    kTarget.Scale(), phase, out.view(), stream_);
+      return status.ok() ? StoreKeyValue(k.view(), v.view(), {list.data(), 1}, accepted.data(), cache.table(),
+                                         cache.pool, stream_)
+                         : status;
+    });
+    ASSERT_TRUE(graph.ok()) << graph.status();
+    for (const Segment& segment :
+         {Segment{0, 0, most, 2100}, {1, 0, most / 3, 600}, {0, 0, 1, 2107}, {0, 0, 0, 2107}}) {
+      SCOPED_TRACE(segment.start_position);
+      const HostMatrix<float> want =
+          segment.row_count == 0
+              ? HostMatrix<float>(0, s.q.cols)
+              : Run(cache, s, segment.slot, segment.start_position, segment.row_count, {}, phase);
+      const int32_t count = std::min(segment.row_count, 7);
+      ASSERT_TRUE(CopyToDevice(list.data(), &segment, sizeof(segment), stream_).ok());
+      ASSERT_TRUE(CopyToDevice(accepted.data(), &count, sizeof(count), stream_).ok());
+      for (auto [from, to] : {std::pair(&s.q_device, &q), {&s.k_device, &k}, {&s.v_device, &v}}) {
+        ASSERT_TRUE(CopyRows(from->view().Rows(segment.start_position, segment.row_count),
+                             to->view().Rows(0, segment.row_count), stream_)
+                        .ok());
+      }
+      ASSERT_TRUE(graph->Launch(stream_).ok());
+      EXPECT_TRUE(BitEqual(out.ToHost().Rows(0, segment.row_count), want));
     }
-    ASSERT_TRUE(graph->Launch(stream_).ok());
-    EXPECT_TRUE(BitEqual(out.ToHost().Rows(0, segment.row_count), want));
+    EXPECT_TRUE(out.GuardsIntact());
   }
 }
 

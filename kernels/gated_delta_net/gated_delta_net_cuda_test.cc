@@ -189,6 +189,82 @@ TEST_F(GatedDeltaNetCudaTest, ReplaysWithOtherSegments) {
   }
 }
 
+// The same of PREFILL rows: chunks of the grid, parts of chunks, one row.
+TEST_F(GatedDeltaNetCudaTest, PrefillReplaysWithOtherSegments) {
+  const Sequence s(kTarget, 400, 9, stream_);
+  constexpr int64_t kSlots = 2, kMostRows = 200;
+  DeviceArray<float> states(std::vector<float>(static_cast<size_t>(kSlots * kTarget.StateFloats())), stream_);
+  DeviceArray<float> a_log(s.a_log.values, stream_), dt_bias(s.dt_bias.values, stream_);
+  DeviceArray<Segment> list({{0, 0, 0, 0}}, stream_);
+  const DeviceMatrix qkv = DeviceMatrix::Activations(s.qkv.Rows(0, kMostRows), stream_);
+  const DeviceMatrix beta = DeviceMatrix::Activations(s.beta.Rows(0, kMostRows), stream_);
+  const DeviceMatrix decay = DeviceMatrix::Activations(s.decay.Rows(0, kMostRows), stream_);
+  const DeviceMatrix o = DeviceMatrix::Output(kMostRows, 48 * 128, DType::kBf16, stream_);
+  const GatedDeltaNetInput in = {qkv.view(), beta.view(), decay.view(), a_log.data(), dt_bias.data()};
+  auto graph = Graph::Capture(stream_, [&] {
+    return GatedDeltaNetPrefill(kTarget, in, {list.data(), 1}, {states.data(), nullptr, kSlots, 16}, o.view(),
+                                stream_);
+  });
+  ASSERT_TRUE(graph.ok()) << graph.status();
+  Layer layer(kTarget, kSlots, 16, stream_, 0);
+  int32_t position = 0;
+  for (const int32_t rows : {64, 200, 7, 1, 128}) {
+    SCOPED_TRACE(position);
+    const Segment segment = {1, 0, rows, position};
+    ASSERT_TRUE(CopyToDevice(list.data(), &segment, sizeof(segment), stream_).ok());
+    for (auto [from, to] : {std::pair(&s.qkv, &qkv), {&s.beta, &beta}, {&s.decay, &decay}}) {
+      const DeviceMatrix rows_of = DeviceMatrix::Activations(from->Rows(position, rows), stream_);
+      ASSERT_TRUE(CopyRows(rows_of.view(), to->view().Rows(0, rows), stream_).ok());
+      ASSERT_TRUE(stream_.Synchronize().ok());
+    }
+    ASSERT_TRUE(graph->Launch(stream_).ok());
+    EXPECT_TRUE(BitEqual(o.ToHost().Rows(0, rows), layer.Prefill(s, 1, position, rows)));
+    position += rows;
+  }
+  const std::vector<float> after = states.ToHost();
+  EXPECT_EQ(std::vector<float>(after.begin() + kTarget.StateFloats(), after.end()), layer.State(1).values);
+  EXPECT_TRUE(o.GuardsIntact());
+}
+
+// A captured fold reads slots, counts and buffers from device memory.
+TEST_F(GatedDeltaNetCudaTest, FoldReplaysWithOtherRecords) {
+  constexpr int64_t kSlots = 3, kMostRows = 16;
+  const auto floats = static_cast<size_t>(kTarget.StateFloats());
+  const std::vector<float> before = RandomMatrix<float>(1, kSlots * kTarget.StateFloats(), 70, -1, 1).values;
+  DeviceArray<float> states(before, stream_), folded(before, stream_);
+  DeviceArray<float> records(
+      RandomMatrix<float>(1, kSlots * 2 * kMostRows * kTarget.RecordFloats(), 71, -0.25f, 0.25f).values,
+      stream_);
+  DeviceArray<int32_t> slots({0, 0}, stream_), buffer({0, 0, 0}, stream_), count({0, 0, 0}, stream_);
+  const PendingRecords pending = {buffer.data(), count.data()};
+  const auto fold = [&](DeviceArray<float>& into) {
+    return GatedDeltaNetFold(kTarget, slots.data(), 2, pending,
+                             {into.data(), records.data(), kSlots, kMostRows}, stream_);
+  };
+  auto graph = Graph::Capture(stream_, [&] { return fold(states); });
+  ASSERT_TRUE(graph.ok()) << graph.status();
+  struct Round {
+    std::vector<int32_t> slots, buffers, counts;
+  };
+  for (const Round& round : {Round{{0, 2}, {0, 0, 1}, {16, 3, 5}},
+                             {{1, 0}, {1, 1, 1}, {0, 7, 1}},
+                             {{2, 1}, {0, 0, 0}, {3, 1, 16}}}) {
+    ASSERT_TRUE(CopyToDevice(slots.data(), round.slots.data(), 8, stream_).ok());
+    ASSERT_TRUE(CopyToDevice(buffer.data(), round.buffers.data(), 12, stream_).ok());
+    ASSERT_TRUE(CopyToDevice(count.data(), round.counts.data(), 12, stream_).ok());
+    ASSERT_TRUE(graph->Launch(stream_).ok());
+    ASSERT_TRUE(fold(folded).ok());
+    EXPECT_EQ(states.ToHost(), folded.ToHost());
+  }
+  const std::vector<float> after = states.ToHost();
+  for (size_t slot = 0; slot < kSlots; ++slot) {
+    const auto at = static_cast<std::ptrdiff_t>(slot * floats);
+    EXPECT_FALSE(std::equal(after.begin() + at, after.begin() + at + static_cast<std::ptrdiff_t>(floats),
+                            before.begin() + at))
+        << slot;
+  }
+}
+
 TEST_F(GatedDeltaNetCudaTest, SaysWhatIsNotThere) {
   const GatedDeltaNetShape wide = {1, 1, 129, 8};
   const DeviceMatrix qkv = DeviceMatrix::Activations(HostMatrix<float>(1, wide.QkvCols()), stream_);

@@ -8,12 +8,14 @@
 #include <random>
 #include <vector>
 
+#include "base/status.h"
 #include "gtest/gtest.h"
 #include "kernels/gated_delta_net/gated_delta_net_ref.h"
 #include "kernels/testing/compare.h"
 #include "kernels/testing/device_matrix.h"
 #include "kernels/testing/gated_delta_net_layer.h"
 #include "kernels/testing/host_matrix.h"
+#include "kernels/testing/replay.h"
 
 namespace dflash {
 namespace {
@@ -327,11 +329,11 @@ TEST_F(GatedDeltaNetTest, MixerVerifyEqualsItsParts) {
         HostMatrix<float> o[2];
         std::vector<float> states_after[2], records_after[2];
         for (bool together : {false, true}) {
-          DeviceArray<float> states(RandomMatrix<float>(1, kSlots * shape.StateFloats(), 64, -1, 1).values,
-                                    stream_);
-          DeviceArray<float> records(
-              RandomMatrix<float>(1, kSlots * 2 * kMaxRows * shape.RecordFloats(), 65, -0.25f, 0.25f).values,
-              stream_);
+          const std::vector<float> states_before =
+              RandomMatrix<float>(1, kSlots * shape.StateFloats(), 64, -1, 1).values;
+          const std::vector<float> records_before =
+              RandomMatrix<float>(1, kSlots * 2 * kMaxRows * shape.RecordFloats(), 65, -0.25f, 0.25f).values;
+          DeviceArray<float> states(states_before, stream_), records(records_before, stream_);
           const GatedDeltaNetState state = {states.data(), records.data(), kSlots, kMaxRows};
           const PendingRecords pending = {buffer.data(), count.data()};
           const DeviceMatrix convolved =
@@ -339,11 +341,22 @@ TEST_F(GatedDeltaNetTest, MixerVerifyEqualsItsParts) {
           const DeviceMatrix out =
               DeviceMatrix::Output(kRows, cols, ActivationDType(), stream_, extra_stride);
           if (together) {
-            ASSERT_TRUE(GatedDeltaNetMixerVerify(shape, raw,
-                                                 {conv_weight.view(), conv, norm_weight.view(), z.view(),
-                                                  GateActivation::kSilu, 1e-6f},
-                                                 list, pending, state, convolved.view(), out.view(), stream_)
-                            .ok());
+            const auto mixer = [&] {
+              return GatedDeltaNetMixerVerify(
+                  shape, raw,
+                  {conv_weight.view(), conv, norm_weight.view(), z.view(), GateActivation::kSilu, 1e-6f},
+                  list, pending, state, convolved.view(), out.view(), stream_);
+            };
+            const auto put_back = [&]() -> absl::Status {
+              DFLASH_RETURN_IF_ERROR(CopyToDevice(states.data(), states_before.data(),
+                                                  static_cast<int64_t>(states_before.size() * sizeof(float)),
+                                                  stream_));
+              DFLASH_RETURN_IF_ERROR(CopyToDevice(records.data(), records_before.data(),
+                                                  static_cast<int64_t>(records_before.size() * sizeof(float)),
+                                                  stream_));
+              return stream_.Synchronize();
+            };
+            ASSERT_TRUE(CaptureAndReplay(stream_, mixer, put_back).ok());
           } else {
             ASSERT_TRUE(
                 CausalConv(qkv.view(), conv_weight.view(), list, conv, convolved.view(), stream_).ok());

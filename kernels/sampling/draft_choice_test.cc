@@ -12,6 +12,7 @@
 #include "kernels/sampling/draft_choice_ref.h"
 #include "kernels/testing/device_matrix.h"
 #include "kernels/testing/host_matrix.h"
+#include "kernels/testing/replay.h"
 
 namespace dflash {
 namespace {
@@ -41,15 +42,17 @@ Choices Choose(const HostMatrix<float>& logits, int64_t parts, int64_t vocabular
         own.At(r, c) = logits.At(r, part * width + c);
     }
     const DeviceMatrix device = DeviceMatrix::Input(own, stream, /*extra_stride=*/3);
-    EXPECT_TRUE(
-        ListDrafts(device.view(), part * width, vocabulary, candidates.data() + part * logits.rows, stream)
-            .ok());
-    EXPECT_TRUE(stream.Synchronize().ok());
+    EXPECT_TRUE(CaptureAndReplay(stream, [&] {
+                  return ListDrafts(device.view(), part * width, vocabulary,
+                                    candidates.data() + part * logits.rows, stream);
+                }).ok());
   }
   DeviceArray<int32_t> tokens(std::vector<int32_t>(rows, -99), stream);
   DeviceArray<float> confidences(std::vector<float>(rows, -99), stream);
-  EXPECT_TRUE(
-      ChooseDrafts(candidates.data(), parts, logits.rows, tokens.data(), confidences.data(), stream).ok());
+  EXPECT_TRUE(CaptureAndReplay(stream, [&] {
+                return ChooseDrafts(candidates.data(), parts, logits.rows, tokens.data(), confidences.data(),
+                                    stream);
+              }).ok());
   DeviceArray<int32_t> alone(std::vector<int32_t>(rows, -99), stream);
   EXPECT_TRUE(ChooseDrafts(candidates.data(), parts, logits.rows, alone.data(), nullptr, stream).ok());
   Choices choices = {.tokens = tokens.ToHost(), .confidences = confidences.ToHost()};
@@ -79,6 +82,31 @@ TEST(DraftChoiceTest, FollowsTheReferenceInAnyNumberOfParts) {
         // A float32 sum of so many positive terms.
         EXPECT_NEAR(choices.confidences[at], expected.confidence, 1e-4 * expected.confidence) << "row " << r;
       }
+    }
+  }
+}
+
+// The models' vocabulary and its padded columns, flat and peaked, equal logits far apart.
+TEST(DraftChoiceTest, FollowsTheReferenceAtTheModelsVocabulary) {
+  constexpr int64_t kVocabulary = 248077, kColumns = 248320;
+  HostMatrix<float> logits = RandomMatrix<float>(4, kColumns, 8, -1, 1);
+  for (int64_t r = 0; r < logits.rows; ++r) {
+    for (int64_t v = 0; v < kColumns; ++v) {
+      float& logit = logits.At(r, v);
+      logit = v < kVocabulary ? static_cast<float>(1 + 4 * r) * logit * logit * logit : 99.0f;
+    }
+  }
+  logits.At(1, 17) = logits.At(1, kVocabulary - 1) = 7.0f;
+  logits.At(2, kVocabulary - 1) = 12.0f;
+  for (const int64_t parts : {1, 2, 4, 8}) {
+    const Choices choices = Choose(logits, parts, kVocabulary);
+    EXPECT_EQ(choices.tokens[1], 17);
+    EXPECT_EQ(choices.tokens[2], kVocabulary - 1);
+    for (int64_t r = 0; r < logits.rows; ++r) {
+      const DraftChoiceRef expected = ChooseDraftRef(logits.Row(r), kVocabulary);
+      const auto at = static_cast<size_t>(r);
+      EXPECT_EQ(choices.tokens[at], expected.token) << "row " << r << " in " << parts << " parts";
+      EXPECT_NEAR(choices.confidences[at], expected.confidence, 1e-4 * expected.confidence) << "row " << r;
     }
   }
 }

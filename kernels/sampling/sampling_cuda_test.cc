@@ -68,8 +68,8 @@ TEST_F(SamplingCudaTest, MoreRowsThanOneRoundOfLaunches) {
 }
 
 TEST_F(SamplingCudaTest, ReplaysWithOtherParametersAndPositions) {
-  const int64_t rows = 5, vocabulary = 4096;
-  const HostMatrix<float> logits = RandomMatrix<float>(rows, vocabulary, 9, -6, 6);
+  const int64_t rows = 5, vocabulary = 248077, columns = 248320;
+  const HostMatrix<float> logits = RandomMatrix<float>(rows, columns, 9, -6, 6);
   const DeviceMatrix device_logits = DeviceMatrix::Input(logits, stream_);
   DeviceArray<SamplingParams> params(std::vector<SamplingParams>(rows), stream_);
   DeviceArray<int64_t> positions(std::vector<int64_t>(rows, 0), stream_);

@@ -3,15 +3,18 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <random>
 #include <vector>
 
+#include "base/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/sampling/sampling_ref.h"
 #include "kernels/testing/device_matrix.h"
 #include "kernels/testing/host_matrix.h"
+#include "kernels/testing/replay.h"
 
 namespace dflash {
 namespace {
@@ -32,7 +35,8 @@ std::vector<int32_t> Reference(const HostMatrix<float>& logits, const std::vecto
   return tokens;
 }
 
-// The ranks of a group one after another; an all-gather is a place in an array.
+// The ranks of a group one after another; an all-gather is a place in an array. Everything is captured and
+// replayed.
 class Parts {
  public:
   Parts(const HostMatrix<float>& logits, int64_t parts, int64_t vocabulary)
@@ -57,17 +61,21 @@ class Parts {
     DeviceArray<int64_t> device_positions(positions, stream_);
     DeviceArray<CandidateKey> lists = Lists(count);
     DeviceArray<int32_t> tokens(std::vector<int32_t>(params.size(), -99), stream_);
-    EXPECT_TRUE(SampleFromLists(lists.data(), parts_, rows_, count, device_params.data(),
-                                device_positions.data(), tokens.data(), stream_)
-                    .ok());
+    Replay([&]() -> absl::Status {
+      DFLASH_RETURN_IF_ERROR(List(count, lists));
+      return SampleFromLists(lists.data(), parts_, rows_, count, device_params.data(),
+                             device_positions.data(), tokens.data(), stream_);
+    });
     return tokens.ToHost();
   }
 
   std::vector<int32_t> Argmax() {
     DeviceArray<CandidateKey> lists = Lists(1);
     DeviceArray<int32_t> tokens(std::vector<int32_t>(static_cast<size_t>(rows_), -99), stream_);
-    EXPECT_TRUE(
-        SampleFromLists(lists.data(), parts_, rows_, 1, nullptr, nullptr, tokens.data(), stream_).ok());
+    Replay([&]() -> absl::Status {
+      DFLASH_RETURN_IF_ERROR(List(1, lists));
+      return SampleFromLists(lists.data(), parts_, rows_, 1, nullptr, nullptr, tokens.data(), stream_);
+    });
     return tokens.ToHost();
   }
 
@@ -81,42 +89,47 @@ class Parts {
                                stream_);
     DeviceArray<CandidateKey> draws(std::vector<CandidateKey>(static_cast<size_t>(parts_ * rows_)), stream_);
     DeviceArray<int32_t> tokens(std::vector<int32_t>(params.size(), -99), stream_);
-    EXPECT_TRUE(BeginSelection(best.data(), parts_, rows_, selections.data(), stream_).ok());
-    for (SamplingFilter filter : {SamplingFilter::kTopK, SamplingFilter::kTopP}) {
-      for (int shift = 56; shift >= 0; shift -= 8) {
-        for (int64_t part = 0; part < parts_; ++part) {
-          EXPECT_TRUE(CountDigits(View(part), part * width_, vocabulary_, device_params.data(), filter, shift,
-                                  selections.data(), sums.data() + part * rows_ * kDigits, stream_)
-                          .ok());
+    Replay([&]() -> absl::Status {
+      DFLASH_RETURN_IF_ERROR(List(1, best));
+      DFLASH_RETURN_IF_ERROR(BeginSelection(best.data(), parts_, rows_, selections.data(), stream_));
+      for (SamplingFilter filter : {SamplingFilter::kTopK, SamplingFilter::kTopP}) {
+        for (int shift = 56; shift >= 0; shift -= 8) {
+          for (int64_t part = 0; part < parts_; ++part) {
+            DFLASH_RETURN_IF_ERROR(CountDigits(View(part), part * width_, vocabulary_, device_params.data(),
+                                               filter, shift, selections.data(),
+                                               sums.data() + part * rows_ * kDigits, stream_));
+          }
+          DFLASH_RETURN_IF_ERROR(ChooseDigit(sums.data(), parts_, rows_, device_params.data(), filter, shift,
+                                             selections.data(), stream_));
         }
-        EXPECT_TRUE(ChooseDigit(sums.data(), parts_, rows_, device_params.data(), filter, shift,
-                                selections.data(), stream_)
-                        .ok());
       }
-    }
-    for (int64_t part = 0; part < parts_; ++part) {
-      EXPECT_TRUE(DrawBelowLimit(View(part), part * width_, vocabulary_, device_params.data(),
-                                 device_positions.data(), selections.data(), draws.data() + part * rows_,
-                                 stream_)
-                      .ok());
-    }
-    EXPECT_TRUE(ChooseTokens(draws.data(), parts_, rows_, device_params.data(), selections.data(),
-                             tokens.data(), stream_)
-                    .ok());
+      for (int64_t part = 0; part < parts_; ++part) {
+        DFLASH_RETURN_IF_ERROR(DrawBelowLimit(View(part), part * width_, vocabulary_, device_params.data(),
+                                              device_positions.data(), selections.data(),
+                                              draws.data() + part * rows_, stream_));
+      }
+      return ChooseTokens(draws.data(), parts_, rows_, device_params.data(), selections.data(), tokens.data(),
+                          stream_);
+    });
     return tokens.ToHost();
   }
 
  private:
   ConstMatrixView View(int64_t part) { return logits_[static_cast<size_t>(part)].view(); }
   DeviceArray<CandidateKey> Lists(int64_t count) {
-    DeviceArray<CandidateKey> lists(std::vector<CandidateKey>(static_cast<size_t>(parts_ * rows_ * count), 5),
-                                    stream_);
+    return DeviceArray<CandidateKey>(
+        std::vector<CandidateKey>(static_cast<size_t>(parts_ * rows_ * count), 5), stream_);
+  }
+  absl::Status List(int64_t count, DeviceArray<CandidateKey>& lists) {
     for (int64_t part = 0; part < parts_; ++part) {
-      EXPECT_TRUE(ListBest(View(part), part * width_, vocabulary_, count, lists.data() + part * rows_ * count,
-                           stream_)
-                      .ok());
+      DFLASH_RETURN_IF_ERROR(ListBest(View(part), part * width_, vocabulary_, count,
+                                      lists.data() + part * rows_ * count, stream_));
     }
-    return lists;
+    return absl::OkStatus();
+  }
+  void Replay(const std::function<absl::Status()>& work) {
+    const absl::Status status = CaptureAndReplay(stream_, work);
+    EXPECT_TRUE(status.ok()) << status;
   }
 
   Stream stream_;
@@ -203,6 +216,39 @@ TEST(ShardedSamplingTest, LongNucleiAreEqual) {
   for (int64_t parts : {1, 3, 8}) {
     Parts group(logits, parts, vocabulary);
     EXPECT_EQ(group.SampleSelected(params, positions), expected) << parts;
+  }
+}
+
+// The models' vocabulary and its padded columns: peaked rows, whose candidates are few, and flat ones.
+TEST(ShardedSamplingTest, TheModelsVocabularyGivesTheTokensOfTheWhole) {
+  constexpr int64_t kVocabulary = 248077, kColumns = 248320;
+  for (const bool lists : {true, false}) {
+    std::vector<SamplingParams> params = {{0, 0, 1, 0, 1}, {0.7f, 20, 0.8f, 0, 2}, {1, 64, 0.95f, 0.1f, 3}};
+    if (!lists) {
+      params = {{0, 0, 1, 0, 1},     {1, 0, 0.95f, 0, 4},      {1, 0, 1, 0.05f, 6},
+                {1, 3000, 1, 0, 8},  {1.5f, 0, 0.999f, 0, 7},  {1, 1 << 20, 0.5f, 0, 10},
+                {0.7f, 20, 0.8f, 0}, {3, 2048, 0.3f, 0.1f, 12}};
+    }
+    const auto rows = static_cast<int64_t>(params.size());
+    std::vector<int64_t> positions;
+    for (int64_t r = 0; r < rows; ++r) positions.push_back((r << 33) + 977 * r);
+    for (const float spread : {0.5f, 10.0f}) {
+      HostMatrix<float> logits = RandomMatrix<float>(rows, kColumns, 13, -1, 1);
+      for (int64_t r = 0; r < rows; ++r) {
+        for (int64_t v = 0; v < kColumns; ++v) {
+          float& logit = logits.At(r, v);
+          logit = v < kVocabulary ? spread * logit * logit * logit : 99.0f;
+        }
+      }
+      const std::vector<int32_t> expected = Reference(logits, params, positions, kVocabulary);
+      for (const int64_t parts : {1, 2, 8}) {
+        SCOPED_TRACE(::testing::Message() << parts << " parts, spread " << spread);
+        Parts group(logits, parts, kVocabulary);
+        EXPECT_EQ(lists ? group.SampleLists(params, positions, kMaxListed)
+                        : group.SampleSelected(params, positions),
+                  expected);
+      }
+    }
   }
 }
 
