@@ -92,7 +92,7 @@ absl::Status Follow(Membership& membership, const Group& group) {
   DFLASH_RETURN_IF_ERROR(follower->WarmUp(Group::kWarmSequences));
   for (;;) {
     DFLASH_ASSIGN_OR_RETURN(const std::optional<RankPlan> plan, membership.link->NextPlan());
-    if (!plan.has_value()) return absl::OkStatus();
+    if (!plan.has_value()) return follower->Finish();
     DFLASH_RETURN_IF_ERROR(follower->Run(*plan));
     membership.link->SetFinished(follower->last_plan());
   }

@@ -122,6 +122,8 @@ absl::Status RunRank(Flags& flags) {
   communicator.UsePeer(true);
   if (wants("engine")) {
     DFLASH_RETURN_IF_ERROR(MeasureEngine(options, membership, group, report));
+    // No rank takes its communicator away while another one is in its last round.
+    DFLASH_RETURN_IF_ERROR(base->Barrier(stream));
   } else if (membership.hub != nullptr) {
     DFLASH_RETURN_IF_ERROR(base->Barrier(stream));
     membership.hub->End(absl::OkStatus());
