@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,8 @@ sys.dont_write_bytecode = True
 import yaml
 
 import chart_test
+import client
+import files_test
 import pods
 import service
 import support
@@ -29,7 +32,7 @@ class Image(unittest.TestCase):
         if os.geteuid() != 0:
             raise unittest.SkipTest('needs root to make containers')
         buildah = support.require_program('buildah')
-        cls.folder = pathlib.Path(tempfile.mkdtemp(prefix='dflashd-image-', dir=support.ROOT / 'build'))
+        cls.folder = pathlib.Path(tempfile.mkdtemp(prefix='dflashd-image-', dir=support.memory_folder(1e9) or support.ROOT / 'build'))
         cls.addClassCleanup(shutil.rmtree, cls.folder, ignore_errors=True)
         rootfs = cls.folder / 'made' / 'rootfs'
         rootfs.parent.mkdir()
@@ -72,6 +75,8 @@ class Image(unittest.TestCase):
         packages = (self.rootfs / 'usr/share/doc/dflashd/packages.tsv').read_text()
         for name in ('libc6', 'libgrpc', 'libprotobuf', 'libssl3'):
             self.assertIn(name, packages)
+        scanned = (self.rootfs / 'var/lib/dpkg/status.d').iterdir()
+        self.assertEqual(len(list(scanned)), len(packages.splitlines()))
         for path in self.rootfs.rglob('*'):
             self.assertFalse(path.is_file() and not path.is_symlink() and path.stat().st_mode & 0o6000, '%s is setuid' % path)
 
@@ -86,19 +91,26 @@ class Image(unittest.TestCase):
             self.assertEqual(daemon.status('Uid'), ['12345'] * 4)
             self.assertEqual(int(daemon.status('CapEff')[0], 16), 0)
             self.assertEqual(daemon.status('NoNewPrivs'), ['1'])
+            self.assertEqual(daemon.options_of_root()[0], 'ro')
             # The image's own health check, from inside.
-            support.run('nsenter', '--target', daemon.pid(), '--mount', '--root', *self.config['Healthcheck']['Test'][1:])
-            replay = support.run(support.built('dflashctl'), 'replay', service.GOLDEN, '--address', '127.0.0.1:8500', '--concurrency', 4,
-                                 *full_blocks())
-            self.assertIn('chat', replay)
-            # A request that runs when it is asked to end comes to its own end.
-            with service.Process([support.built('dflashctl'), 'generate', '--address', '127.0.0.1:8500', '--prompt', 'Once', '--max-tokens', 3800, '--speculation', 'off',
-                                  '--ignore-eos', '--temperature', 0]) as client:
-                service.wait_until(lambda: 'dflashd_requests_running{model="tiny-qwen3.6"} 1' in service.get('http://127.0.0.1:8503/metrics'),
-                                   'a running request')
-                self.assertEqual(daemon.end(patience=140), 0, daemon.output()[-4000:])
-                self.assertEqual(client.process.wait(60), 0, client.output()[-2000:])
-                self.assertIn('3800 tokens', client.output())
+            inside = ['nsenter', '--target', daemon.pid(), '--mount', '--pid', '--root', '--setuid', 12345, '--setgid', 0]
+            self.assertRegex(support.run(*inside, *self.config['Healthcheck']['Test'][1:]), r'serving +yes')
+            [golden, *_] = json.loads(service.GOLDEN.read_text())
+            with client.connected('127.0.0.1:8500', self.scratch()) as peer:
+                ids, finished = client.output_of(peer.generate(golden['prompt_ids'], 200))
+                self.assertEqual(ids, golden['output_ids'])
+                self.assertGreater(finished.speculation.accepted_tokens, finished.speculation.rounds)
+                # A request that runs when the server is asked to end comes to its own end.
+                running = peer.generate(golden['prompt_ids'], 1500, speculation=False, ignore_eos=True)
+                self.assertEqual(next(running).WhichOneof('event'), 'started')
+                began = time.monotonic()
+                os.kill(daemon.pid(), signal.SIGTERM)
+                daemon.wait_for_line('draining')
+                ids, finished = client.output_of(running)
+                self.assertEqual(len(ids), 1500)
+                self.assertEqual(finished.reason, peer.messages.FINISH_REASON_LENGTH)
+            self.assertEqual(daemon.process.wait(service.PATIENCE), 0, daemon.output()[-4000:])
+            self.assertLess(time.monotonic() - began, files_test.DRAIN_DEFAULTS + chart_test.SHUTDOWN_SECONDS)
 
     def test_the_tiny_profile_is_a_service(self):
         docs = chart_test.documents(chart_test.render('tiny'))
@@ -153,11 +165,6 @@ class Image(unittest.TestCase):
                     self.assertLess(time.monotonic() - began, specs['StatefulSet']['terminationGracePeriodSeconds'])
                     service.wait_until(lambda: not pods.probe(successor, 'readinessProbe'), 'a server without group that says so')
                     self.assertTrue(pods.probe(successor, 'livenessProbe'))
-
-
-def full_blocks():
-    """Golden acceptance lengths are those of whole blocks."""
-    return []
 
 
 if __name__ == '__main__':

@@ -55,6 +55,7 @@ class Container(service.Process):
         return int(children[0])
 
     def end(self, number=service.signal.SIGTERM, patience=service.PATIENCE):
+        # The program itself, not unshare: the kernel no longer kills it with unshare, since it has become another user.
         if self.process.poll() is None:
             os.kill(self.pid(), number)
         return self.process.wait(patience)
@@ -65,6 +66,14 @@ class Container(service.Process):
             if line.startswith(name + ':'):
                 return line.split(':', 1)[1].split()
         raise AssertionError(name)
+
+    def options_of_root(self):
+        """How its root file system is mounted."""
+        for line in pathlib.Path('/proc/%d/mountinfo' % self.pid()).read_text().splitlines():
+            fields = line.split()
+            if fields[4] == '/':
+                return fields[5].split(',')
+        raise AssertionError('no root')
 
 
 def probe(container, name):

@@ -85,13 +85,10 @@ class Process:
         return self
 
     def __exit__(self, *_):
-        if self.process.poll() is None:
-            self.process.terminate()
-            try:
-                self.process.wait(20)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
+        try:
+            self.end(signal.SIGTERM, 20)
+        except subprocess.TimeoutExpired:
+            self.end(signal.SIGKILL)
         self.reader.join(10)
         self.process.stdout.close()
 

@@ -18,9 +18,9 @@ def require_program(name, hint='tools/install-packages deploy'):
     return found
 
 
-def memory_folder():
-    """Where temporary files cost no disk: Prometheus and promtool wait for it at every turn."""
-    return '/dev/shm' if os.access('/dev/shm', os.W_OK) else None
+def memory_folder(need=50e6):
+    """Where temporary files of so many bytes cost no disk, or None: Prometheus, promtool and buildah wait for it at every turn."""
+    return '/dev/shm' if os.access('/dev/shm', os.W_OK) and shutil.disk_usage('/dev/shm').free > need else None
 
 
 def build_folder():
