@@ -3,6 +3,7 @@
 // Tokenize, 'r' RenderChat, 'd' Detokenize, 'c' Cancel), then its message: bytes as on the wire, or after a
 // '#' in protobuf's text format.
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <set>
 #include <string>
@@ -21,6 +22,7 @@
 #include "dflash/v1/inference.pb.h"
 #include "google/protobuf/stubs/logging.h"
 #include "google/protobuf/text_format.h"
+#include "text/grammar/json_grammar.h"
 
 namespace dflash {
 namespace {
@@ -100,6 +102,22 @@ absl::Status Generate(std::string_view input) {
   DFLASH_CHECK(prepared.top_p > 0 && prepared.top_p <= 1 && prepared.min_p >= 0 && prepared.min_p <= 1);
   DFLASH_CHECK(prepared.top_k >= 0 && prepared.max_draft_tokens >= 0);
   for (const std::string& stop : prepared.stop_strings) DFLASH_CHECK(!stop.empty() && stop.size() <= 256);
+  const auto exists = [&](int32_t id) { return id >= 0 && id < info.vocabulary_size; };
+  std::set<int32_t> biased;
+  for (const TokenBias& bias : prepared.logit_bias)
+    DFLASH_CHECK(exists(bias.token) && biased.insert(bias.token).second && std::abs(bias.bias) <= 100);
+  for (const std::vector<int32_t>& word : prepared.bad_words)
+    DFLASH_CHECK(!word.empty() && word.size() <= 32 && std::all_of(word.begin(), word.end(), exists));
+  DFLASH_CHECK(biased.size() <= 1024 && prepared.bad_words.size() <= 64);
+  DFLASH_CHECK(prepared.repetition_penalty > 0 && prepared.repetition_penalty <= 10);
+  DFLASH_CHECK(std::abs(prepared.frequency_penalty) <= 2 && std::abs(prepared.presence_penalty) <= 2);
+  DFLASH_CHECK(prepared.min_tokens >= 0 && prepared.min_tokens <= prepared.max_tokens);
+  DFLASH_CHECK(prepared.log_probs >= 0 && prepared.log_probs <= 21);
+  DFLASH_CHECK(prepared.thinking.max_tokens == -1 ||
+               (prepared.thinking.max_tokens >= 0 && exists(prepared.thinking.open) &&
+                exists(prepared.thinking.close)));
+  DFLASH_CHECK(std::all_of(prepared.output_tokens.begin(), prepared.output_tokens.end(), exists));
+  if (!prepared.language.json_schema.empty()) DFLASH_CHECK(ConformsTo(prepared.language.json_schema).ok());
   return absl::OkStatus();
 }
 

@@ -923,8 +923,10 @@ void Engine::Impl::Emit(Sequence& sequence, const std::vector<int32_t>& tokens,
   bool finished = false;
   for (int32_t token : tokens) {
     if (token < 0 && sequence.rules != nullptr && sequence.rules->AllowsNothing()) {
-      Fail(sequence, absl::InvalidArgumentError(absl::StrCat(
-                         "constraint: bad words forbid all that it allows at place ", sequence.emitted())));
+      Fail(sequence,
+           absl::InvalidArgumentError(absl::StrCat("bad_words and min_tokens forbid all that constraint and "
+                                                   "max_thinking_tokens allow at place ",
+                                                   sequence.emitted())));
       return;
     }
     if (token < 0) {  // logits held a NaN: this request cannot go on, its neighbours can

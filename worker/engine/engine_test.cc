@@ -128,6 +128,28 @@ TEST_F(EngineTest, BadRequestsAreRefusedAloneAndTheNextOneWorks) {
   ExpectIdle();
 }
 
+// Not a fault of the model, which would be said of logits that are not numbers.
+TEST_F(EngineTest, ParametersThatForbidEverythingAreTheRequestsFault) {
+  const int32_t open = *pair_.tokenizer->FindAddedToken("<think>");
+  const int32_t close = *pair_.tokenizer->FindAddedToken("</think>");
+  std::vector<GenerationRequest> requests(3, GoldenRequest(prompts_[0]));
+  requests[0].prompt_tokens.push_back(open);
+  requests[0].thinking = {.max_tokens = 3, .open = open, .close = close};
+  requests[0].bad_words = {{close}};
+  requests[0].stop_token_ids.clear();
+  requests[1].constraint.choices = {"0"};
+  requests[1].bad_words = {pair_.tokenizer->Encode("0", AddedTokens::kAsText).value()};
+  const std::vector<GenerationOutcome> outcomes = *RunAll(*engine_, requests);
+  for (size_t i = 0; i < 2; ++i) {
+    EXPECT_EQ(outcomes[i].status.code(), absl::StatusCode::kInvalidArgument) << outcomes[i].status;
+    EXPECT_THAT(std::string(outcomes[i].status.message()), ::testing::HasSubstr("forbid all"));
+  }
+  EXPECT_EQ(outcomes[0].tokens.size(), 3u);
+  EXPECT_EQ(outcomes[1].tokens.size(), 0u);
+  EXPECT_EQ(outcomes[2].tokens, prompts_[0].output_ids);
+  ExpectIdle();
+}
+
 TEST_F(EngineTest, MoreRequestsThanSlotsAllGetTheirOwnText) {
   std::vector<GenerationRequest> requests;
   for (const GoldenPrompt& prompt : prompts_) requests.push_back(GoldenRequest(prompt));

@@ -92,7 +92,6 @@ bool SequenceRules::IsComplete() const {
 }
 
 bool SequenceRules::AllowsNothing() const {
-  if (constraint_ == nullptr || place_.thinks || place_.state < 0) return false;
   RuleBatch batch;
   batch.rows.resize(1);
   Describe({}, 0, batch);
@@ -103,8 +102,12 @@ bool SequenceRules::AllowsNothing() const {
     if (edit.bias == kForbidden) forbidden.insert(edit.id);
   }
   for (int32_t token = 0; token < vocabulary_; ++token) {
-    const bool is_masked = (batch.masks[static_cast<size_t>(token / 32)] >> (token % 32) & 1) == 0;
-    if (!is_masked && !forbidden.contains(token)) return false;
+    if (rules.only >= 0 && token != rules.only) continue;
+    if (rules.mask >= 0) {
+      const auto word = static_cast<size_t>(rules.mask * batch.mask_words + token / 32);
+      if ((batch.masks[word] >> (token % 32) & 1) == 0) continue;
+    }
+    if (!forbidden.contains(token)) return false;
   }
   return true;
 }

@@ -35,7 +35,8 @@ class SequenceRules {
 
   // The constraint has all that it may have, and no end token can say so.
   bool IsComplete() const;
-  // No token may follow, whatever its logit: bad words forbid all that the constraint allows.
+  // No token may follow, whatever its logit: what the constraint or the end of thinking leaves is forbidden
+  // by bad words or, before min_tokens, as an end token.
   bool AllowsNothing() const;
   // The constraint has become too large to be followed further.
   bool HasLostTrack() const { return constraint_ != nullptr && place_.state < 0; }

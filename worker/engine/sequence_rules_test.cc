@@ -149,6 +149,31 @@ TEST(SequenceRules, EveryRowFollowsFromItsHistory) {
   EXPECT_GT(rows_checked, 10'000);
 }
 
+// The end of thinking is due, and somebody has forbidden it.
+TEST(SequenceRules, SayWhereNothingIsAllowed) {
+  GenerationRequest request;
+  request.prompt_tokens = {1, kOpen};
+  request.thinking = {.max_tokens = 1, .open = kOpen, .close = kClose};
+  request.stop_token_ids = {kEnd, kClose};
+  const auto allows_nothing = [&] {
+    const std::unique_ptr<SequenceRules> rules = SequenceRules::Create(request, kVocabulary).value();
+    EXPECT_FALSE(rules->AllowsNothing());
+    rules->Append(5);
+    return rules->AllowsNothing();
+  };
+  EXPECT_FALSE(allows_nothing());
+  request.bad_words = {{kClose}};
+  EXPECT_TRUE(allows_nothing());
+  request.bad_words = {{5, kClose}};
+  EXPECT_TRUE(allows_nothing());
+  request.bad_words = {{6, kClose}};
+  EXPECT_FALSE(allows_nothing());
+  request.min_tokens = 1;
+  EXPECT_FALSE(allows_nothing());
+  request.min_tokens = 2;
+  EXPECT_TRUE(allows_nothing()) << "it ends the output as well, too soon";
+}
+
 TEST(SequenceRules, NeutralParametersMakeNone) {
   GenerationRequest request;
   request.prompt_tokens = {1, 2};

@@ -461,6 +461,56 @@ TEST(RankChannel, ASilentLeaderIsAFault) {
   close(listener);
 }
 
+// One that was sent away stays away, whatever lies behind its first frame.
+TEST(RankChannel, ARefusedStrangerCannotJoinAgain) {
+  const RankChannelOptions options = Options(2);
+  const RemoveSocket socket(Path(options));
+  Fault fault;
+  auto hub = RankHub::Listen(options, kTransport, fault.Callback()).value();
+  {
+    Stranger stranger(Path(options));
+    wire::RankFrame wrong = JoinFrame(options, 1);
+    wrong.mutable_join()->set_build("another");
+    stranger.Send(MakeFrame(wrong.SerializeAsString()).value() +
+                  MakeFrame(JoinFrame(options, 1).SerializeAsString()).value());
+    ASSERT_TRUE(stranger.Receive()->has_challenge());
+    ASSERT_TRUE(stranger.Receive()->has_abort());
+    EXPECT_EQ(stranger.Receive(), std::nullopt);
+  }
+  EXPECT_FALSE(hub->Members()[0].joined);
+  Fault unused;
+  const auto link = RankLink::Join(options, 1, unused.Callback());
+  EXPECT_TRUE(link.ok()) << link.status();
+  EXPECT_EQ(fault.calls(), 0);
+}
+
+// Without a code it would look like a welcome.
+TEST(RankChannel, ALeaderThatEndsTheGroupWelcomesNobody) {
+  const RankChannelOptions options = Options(2);
+  const RemoveSocket path(Path(options));
+  const int listener = socket(AF_UNIX, SOCK_STREAM, 0);
+  sockaddr_un name = {};
+  name.sun_family = AF_UNIX;
+  std::strncpy(name.sun_path, Path(options).c_str(), sizeof(name.sun_path) - 1);
+  ASSERT_EQ(bind(listener, reinterpret_cast<sockaddr*>(&name), sizeof(name)), 0);
+  ASSERT_EQ(listen(listener, 1), 0);
+  std::thread leader([&] {
+    Stranger rank(accept(listener, nullptr, nullptr));
+    wire::RankFrame frame;
+    frame.set_epoch(options.epoch);
+    frame.mutable_abort();
+    rank.Send(frame);
+    while (rank.Receive().has_value()) {
+    }
+  });
+  Fault unused;
+  const auto link = RankLink::Join(options, 1, unused.Callback());
+  EXPECT_EQ(link.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(link.status().message()), HasSubstr("the leader ended the group"));
+  leader.join();
+  close(listener);
+}
+
 TEST(RankChannel, FramesOfAnotherEpochAreDropped) {
   const RankChannelOptions options = Options(2);
   const RemoveSocket socket(Path(options));

@@ -32,6 +32,8 @@ constexpr absl::Duration kTick = absl::Milliseconds(50);
 constexpr absl::Duration kJoinTime = absl::Seconds(5);  // from the connection to a valid Join
 constexpr size_t kStrangers = 8;                        // connections at a time that have not joined
 constexpr size_t kJoinFrameBytes = 64 << 10;
+// In place of the rank of a connection.
+constexpr int kNotJoined = 0, kRefused = -1;
 
 absl::Status CheckOptions(const RankChannelOptions& options, const RankAddress& address) {
   if (options.size < 2)
@@ -269,19 +271,19 @@ class RankHub::Impl : public std::enable_shared_from_this<Impl> {
     wire::RankFrame frame = NewFrame();
     frame.mutable_challenge()->set_nonce(nonce);
     (void)connection->Send(frame);
-    auto rank = std::make_shared<int>(0);  // 0: has not joined
+    auto rank = std::make_shared<int>(kNotJoined);
     RankConnection* raw = connection.get();
     connection->Start([this, raw, rank, nonce](
                           wire::RankFrame received) { OnFrame(raw, rank.get(), nonce, std::move(received)); },
                       [this, raw, rank](const absl::Status& why) {
                         Forget(raw);
-                        if (*rank != 0)
+                        if (*rank > 0)
                           Fault(absl::UnavailableError(absl::StrCat("rank ", *rank, ": ", why.message())));
                       });
     auto timer = std::make_shared<asio::steady_timer>(io_, absl::ToChronoSeconds(kJoinTime));
     timer->async_wait([weak = std::weak_ptr<RankConnection>(connection), rank, timer](const auto& error) {
       const Connection late = weak.lock();
-      if (!error && late != nullptr && *rank == 0) late->Close(true);
+      if (!error && late != nullptr && *rank == kNotJoined) late->Close(true);
     });
     timers_.push_back(timer);
   }
@@ -291,7 +293,8 @@ class RankHub::Impl : public std::enable_shared_from_this<Impl> {
   }
 
   void OnFrame(RankConnection* connection, int* rank, const std::string& nonce, wire::RankFrame frame) {
-    if (*rank == 0) return TakeJoin(connection, rank, nonce, frame);
+    if (*rank == kRefused) return;
+    if (*rank == kNotJoined) return TakeJoin(connection, rank, nonce, frame);
     if (frame.epoch() != options_.epoch) {
       ++dropped_frames_;
       return;
@@ -357,6 +360,7 @@ class RankHub::Impl : public std::enable_shared_from_this<Impl> {
       }
     }
     if (!refusal.ok()) {
+      *rank = kRefused;  // what it sent behind its Join is not for us
       ++refused_joins_;
       {
         absl::MutexLock lock(&mutex_);

@@ -203,7 +203,10 @@ class RankLink::Impl {
       (void)connection_->Send(answer);
       return;
     }
-    if (frame.has_abort() && !joined_) return Answer(FromAbort(frame.abort()));
+    if (frame.has_abort() && !joined_) {
+      const absl::Status refusal = FromAbort(frame.abort());
+      return Answer(refusal.ok() ? absl::FailedPreconditionError("the leader ended the group") : refusal);
+    }
     if (frame.epoch() != epoch_) return;  // of a leader that is no longer ours
     if (frame.has_welcome() && !joined_) {
       if (!SameProof(frame.welcome().proof(), Proof(options_.secret, "welcome", nonce_, options_.group_id,
