@@ -68,8 +68,9 @@ std::vector<const GoldenPrompt*> Choose(const GoldenBundle& bundle, const SelfTe
     kinds[prompt.kind].push_back(&prompt);
   }
   for (auto& [kind, prompts] : kinds) {
-    std::stable_sort(prompts.begin(), prompts.end(), [](const GoldenPrompt* a, const GoldenPrompt* b) {
-      return Recorded(*a) > Recorded(*b);
+    std::sort(prompts.begin(), prompts.end(), [](const GoldenPrompt* a, const GoldenPrompt* b) {
+      const auto more = Recorded(*a) <=> Recorded(*b);
+      return more != 0 ? more > 0 : a < b;  // equal ones in the bundle's order
     });
   }
   std::vector<const GoldenPrompt*> chosen;
