@@ -1,9 +1,9 @@
 # unit_test(<name> SOURCES ... LIBRARIES ... [LABELS unit|slow|...] [TIMEOUT seconds] [FILTER gtest filter]
-#           [THREADS_FILTER gtest filter] [NO_MAIN])
+#           [THREADS_FILTER gtest filter] [SHORT_FILTER gtest filter] [NO_MAIN])
 # One GoogleTest program, registered with CTest as one test so that a label decides where it runs. Label `threads`:
 # it runs our code on several threads, so preset tsan builds (target thread_tests) and runs it, with THREADS_FILTER
 # in place of FILTER if there is one. Label `long`: it takes so long under the address sanitizer that preset asan leaves
-# it out (target short_tests). Tests find their data through DFLASHD_SOURCE_DIR.
+# it out (target short_tests); SHORT_FILTER leaves out a part of it. Tests find their data through DFLASHD_SOURCE_DIR.
 #
 # test_part(<name> PROGRAM <test program> FILTER <gtest filter> LABELS ... [TIMEOUT seconds])
 # Some of the tests of such a program as a test of their own: other labels, more time, or they may be skipped.
@@ -33,7 +33,7 @@ function(test_part name)
 endfunction()
 
 function(unit_test name)
-  cmake_parse_arguments(A "NO_MAIN" "TIMEOUT;FILTER;THREADS_FILTER" "SOURCES;LIBRARIES;LABELS" ${ARGN})
+  cmake_parse_arguments(A "NO_MAIN" "TIMEOUT;FILTER;THREADS_FILTER;SHORT_FILTER" "SOURCES;LIBRARIES;LABELS" ${ARGN})
   if(NOT A_LABELS)
     set(A_LABELS unit)
   endif()
@@ -52,6 +52,8 @@ function(unit_test name)
     if(A_THREADS_FILTER)
       set(A_FILTER ${A_THREADS_FILTER})
     endif()
+  elseif(DFLASHD_SANITIZE MATCHES "address" AND A_SHORT_FILTER)
+    set(A_FILTER ${A_SHORT_FILTER})
   endif()
   add_test(NAME ${name} COMMAND ${name} $<$<BOOL:${A_FILTER}>:--gtest_filter=${A_FILTER}>)
   set_test_up(${name} "${A_LABELS}" ${A_TIMEOUT})

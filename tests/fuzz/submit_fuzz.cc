@@ -31,7 +31,7 @@ namespace dflash {
 namespace {
 
 constexpr int64_t kVocabulary = 4096;
-constexpr size_t kMostSteps = 24;
+constexpr size_t kMostSteps = 8;
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
 const Tokenizer& TinyTokenizer() {
