@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <cstdint>
 #include <cstring>
 #include <optional>
@@ -82,10 +83,19 @@ sockaddr_un NameOf(const std::string& path) {
   return name;
 }
 
+// libFuzzer looks at the clock in a signal handler.
+template <typename Call>
+auto Uninterrupted(const Call& call) {
+  auto result = call();
+  while (result < 0 && errno == EINTR) result = call();
+  return result;
+}
+
 // Sends everything and says that nothing more comes. The other side may leave before.
 void SendAll(int socket, std::string_view bytes) {
   while (!bytes.empty()) {
-    const ssize_t sent = send(socket, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+    const ssize_t sent =
+        Uninterrupted([&] { return send(socket, bytes.data(), bytes.size(), MSG_NOSIGNAL); });
     if (sent <= 0) break;
     bytes.remove_prefix(static_cast<size_t>(sent));
   }
@@ -97,7 +107,7 @@ std::string ReceiveAll(int socket) {
   std::string all;
   char bytes[4096];
   for (;;) {
-    const ssize_t count = recv(socket, bytes, sizeof(bytes), 0);
+    const ssize_t count = Uninterrupted([&] { return recv(socket, bytes, sizeof(bytes), 0); });
     if (count <= 0) return all;
     all.append(bytes, static_cast<size_t>(count));
   }
@@ -246,7 +256,7 @@ class FakeLeader {
     refusal.mutable_abort()->set_code(static_cast<int32_t>(absl::StatusCode::kFailedPrecondition));
     thread_ = std::thread([this, words = std::move(words), refused = Wire({BodyOf(refusal)})] {
       for (bool first = true;; first = false) {
-        const int rank = accept(listener_, nullptr, nullptr);
+        const int rank = Uninterrupted([&] { return accept(listener_, nullptr, nullptr); });
         if (rank < 0) return;
         SendAll(rank, first ? words : refused);
         (void)ReceiveAll(rank);
