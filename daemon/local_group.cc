@@ -284,7 +284,9 @@ class LocalGroup::Impl final : public LastingGroup {
   std::optional<absl::Status> started_ ABSL_GUARDED_BY(mutex_);  // the first life
   std::optional<absl::Time> shutdown_ ABSL_GUARDED_BY(mutex_);   // asked for, with this deadline
   uint64_t epoch_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::map<std::string, int64_t> reforms_ ABSL_GUARDED_BY(mutex_);
+  // With every cause from the start: a rate needs the zero before the first loss.
+  std::map<std::string, int64_t> reforms_ ABSL_GUARDED_BY(mutex_) = {
+      {"heartbeat", 0}, {"load_timeout", 0}, {"rank_lost", 0}, {"stream", 0}, {"worker_exit", 0}};
   bool given_up_ ABSL_GUARDED_BY(mutex_) = false;
   // This life.
   bool connection_lost_ ABSL_GUARDED_BY(mutex_) = false;

@@ -46,8 +46,8 @@ def mean(name, by='', scope=G):
 
 class Panel:
     def __init__(self, kind, title, description, unit, queries, width=8, height=8, steps=None, runbook=None, see=None,
-                 decimals=None, stack=False, maximum=None, empty=None):
-        self.kind = kind                # stat, timeseries, heatmap, rows (heat map of one series a row), states, table, bars
+                 decimals=None, stack=False, maximum=None, empty=None, names=None):
+        self.kind = kind                # stat, timeseries, heatmap, rows (heat map of one series a row), states, table
         self.title = title
         self.description = description
         self.unit = unit                # of Grafana: short, s, percentunit, bytes, ops, ...
@@ -58,6 +58,7 @@ class Panel:
         self.see = see                  # another dashboard that goes on from here
         self.decimals, self.stack, self.maximum = decimals, stack, maximum
         self.empty = empty              # why it may show nothing while all is well
+        self.names = names or {}        # what values are called: {2: 'ready'}
 
 
 LOW_IS_BAD = lambda bad, good: [(None, 'red'), (bad, 'yellow'), (good, 'green')]
@@ -86,6 +87,16 @@ SPEED_UP = ('(1 + %s) * %s' % (
 POSITION_ACCEPTANCE = '%s / (%s > 0)' % (
     total(rate('spec_decode_num_accepted_tokens_per_pos_total'), 'position'),
     total(rate('spec_decode_num_draft_tokens_per_pos_total'), 'position'))
+
+# Of labels that are 1 for one value at a time: a number for each value that is told apart, 0 for the others.
+def graded(name, label, grades):
+    return ' + '.join(
+        '%d * %s' % (grade, total(series(name, '%s="%s"' % (label, value)), 'instance, group')) for value, grade in grades.items())
+
+
+def accepted_of(part, whole, by):
+    return ratio(total(rate('spec_decode_' + part), by), total(rate('spec_decode_' + whole), by))
+
 
 SPECULATION = [
     ('At a glance', [
@@ -151,12 +162,62 @@ SPECULATION = [
               '--max-verify-rows; no_drafts: nobody speculates; asked, whole: blocks are not cut.', 'ops',
               [(total(rate('spec_decode_block_rounds_total'), 'reason'), '{{reason}}')], 12, 8, runbook='speculation-not-paying', stack=True),
         Panel('states', 'Speculation in force', 'For requests that do not choose: 1 on, 0 off (dflashctl speculation).', 'short',
-              [(series('spec_decode_enabled'), '{{instance}} group {{group}} {{method}}')], 12, 6, LOW_IS_BAD(1, 1),
-              runbook='speculation-not-paying'),
+              [(series('spec_decode_enabled'), '{{instance}} group {{group}}')], 12, 6, LOW_IS_BAD(1, 1),
+              runbook='speculation-not-paying', names={0: 'off', 1: 'on'}),
         Panel('timeseries', 'Tokens per round against load', 'Acceptance must not depend on how many requests run; if it does, '
               'sequences disturb each other.', 'short',
               [(tokens_per_round(), 'tokens per round'), (total(series('requests_running', scope=S)), 'requests running')], 12, 6,
               see='serving', decimals=1),
+    ]),
+    ('The text or the integration', [
+        Panel('states', 'Verdict on the last rounds', 'Hard text: few drafts are accepted, and the drafter expected no more. Broken: it is sure '
+              'of what is rejected, or lacks context; the doctor says where. As of the last 2,048 rounds.', 'short',
+              [(graded('spec_decode_health', 'verdict', {'unknown': 1, 'hard_text': 2, 'healthy': 3}), '{{instance}} group {{group}}')], 12, 5,
+              [(None, 'red'), (1, 'blue'), (2, 'yellow'), (3, 'green')], 'broken-drafter',
+              names={0: 'broken or refused', 1: 'too few rounds', 2: 'hard text', 3: 'healthy'}),
+        Panel('states', 'Self-test at start', 'Golden prompts that a group runs before it serves, where it has a golden bundle.', 'short',
+              [(graded('spec_decode_self_test', 'result', {'skipped': 1, 'passed': 2}), '{{instance}} group {{group}}')], 8, 5,
+              [(None, 'red'), (1, 'blue'), (2, 'green')], 'broken-drafter', names={0: 'failed', 1: 'not run', 2: 'passed'}),
+        Panel('stat', 'Context covered', 'Positions before the anchors that are in the drafter\'s context. Always all of them: less is '
+              'a defect of the caches.', 'percentunit',
+              '1 - ' + ratio(total(rate('spec_decode_context_missing_tokens_total')), total(rate('spec_decode_context_tokens_total'))),
+              4, 5, LOW_IS_BAD(0.999999, 1), 'broken-drafter', decimals=2),
+        Panel('timeseries', 'First drafts, expected and accepted', 'What the drafter\'s own probabilities promise beside what the target '
+              'accepts, over the rounds of the verdict. Two lines that fall together are text; a gap is a defect.', 'percentunit',
+              [('avg(%s + %s)' % (series('spec_decode_first_draft_acceptance'), series('spec_decode_calibration_gap')), 'expected'),
+               ('avg(%s)' % series('spec_decode_first_draft_acceptance'), 'accepted')], 8, 8, LOW_IS_BAD(0.4, 0.5), 'broken-drafter', maximum=1),
+        Panel('rows', 'Expected less accepted, by position', 'Drafts that the drafter promised at each position (from 00) and the target '
+              'did not accept, of those drafted there. Dark is right; the row where it lights up is where to look.', 'percentunit',
+              [(padded('clamp_min((%s - %s) / (%s > 0), 0)' % (
+                  total(rate('spec_decode_predicted_tokens_per_pos_total'), 'position'),
+                  total(rate('spec_decode_num_accepted_tokens_per_pos_total'), 'position'),
+                  total(rate('spec_decode_num_draft_tokens_per_pos_total'), 'position'))), '{{position}}')], 8, 8,
+              runbook='broken-drafter', maximum=0.5),
+        Panel('rows', 'Accepted by confidence', 'Share of drafts accepted, by the probability that the drafter gave them. A sound drafter '
+              'has as much in each row as its name says.', 'percentunit',
+              [(accepted_of('confidence_accepted_total', 'confidence_drafts_total', 'confidence'), '{{confidence}}')], 8, 8,
+              runbook='broken-drafter', maximum=1),
+        Panel('timeseries', 'Gap by group', 'Probability of first drafts less the share accepted, over the rounds of the verdict. Near 0 '
+              'whatever the text.', 'percentunit', [(series('spec_decode_calibration_gap'), '{{instance}} group {{group}}')], 8, 7,
+              HIGH_IS_BAD(0.1, 0.2), 'broken-drafter'),
+        Panel('timeseries', 'Rounds that the verdict rests on', 'At least 128, at most 2,048, at temperatures up to 1.', 'short',
+              [(series('spec_decode_health_rounds'), '{{instance}} group {{group}}')], 8, 7, LOW_IS_BAD(128, 128), 'broken-drafter'),
+        Panel('timeseries', 'Tokens per round by content', 'thinking, tool calls, code, text: hard text is hard in one of them, a defect '
+              'in all.', 'short', [('1 + ' + accepted_of('content_accepted_tokens_total', 'content_drafts_total', 'content'), '{{content}}')],
+              8, 7, LOW_IS_BAD(2, 3), 'acceptance', decimals=2),
+        Panel('timeseries', 'First draft accepted by content', 'Share of rounds whose first draft is accepted.', 'percentunit',
+              [(accepted_of('content_first_accepted_total', 'content_drafts_total', 'content'), '{{content}}')], 8, 7,
+              LOW_IS_BAD(0.5, 0.7), 'acceptance', maximum=1),
+        Panel('timeseries', 'Share of drafts accepted by content', 'Of all that are sent to verification there.', 'percentunit',
+              [(accepted_of('content_accepted_tokens_total', 'content_draft_tokens_total', 'content'), '{{content}}')], 8, 7,
+              runbook='acceptance', maximum=1),
+        Panel('timeseries', 'First draft accepted by origin', 'Of the context: cold: computed from the prompt, prefix: begun with a cached '
+              'prefix, resumed: computed again after a preemption. One below the others is a defect of that path.', 'percentunit',
+              [(accepted_of('origin_first_accepted_total', 'origin_drafts_total', 'origin'), '{{origin}}')], 4, 7,
+              LOW_IS_BAD(0.5, 0.7), 'broken-drafter', maximum=1),
+        Panel('timeseries', 'Tokens per round by origin', 'The same, in tokens.', 'short',
+              [('1 + ' + accepted_of('origin_accepted_tokens_total', 'origin_drafts_total', 'origin'), '{{origin}}')], 4, 7,
+              LOW_IS_BAD(2, 3), 'broken-drafter', decimals=2),
     ]),
     ('What the drafter was given', [
         Panel('table', 'Feature contract', 'How the drafter was read: taps, masks and windows of its layers, mask token, revisions. '
@@ -232,7 +293,7 @@ SERVING = [
               [(quantile(q, 'request_%s_tokens' % kind), '%s p%g' % (kind, 100 * q)) for kind in ('prompt', 'output') for q in (0.5, 0.99)],
               8, 8, see='engine'),
         Panel('states', 'Draining', 'A server that goes down takes nothing new.', 'short',
-              [(series('draining', scope=S), '{{instance}}')], 24, 4, HIGH_IS_BAD(1, 1), runbook='draining'),
+              [(series('draining', scope=S), '{{instance}}')], 24, 4, HIGH_IS_BAD(1, 1), runbook='draining', names={0: 'no', 1: 'draining'}),
     ]),
 ]
 
@@ -279,15 +340,14 @@ ENGINE = [
 GROUPS = [
     ('Groups', [
         Panel('states', 'State of the groups', 'loading, ready or lost.', 'short',
-              [('%s * 2 + %s' % (series('group_state', 'state="ready"'), 'ignoring (state) ' + series('group_state', 'state="loading"')),
-                '{{instance}} group {{group}}')], 12, 7, [(None, 'red'), (1, 'yellow'), (2, 'green')], 'group-down'),
+              [(graded('group_state', 'state', {'loading': 1, 'ready': 2}), '{{instance}} group {{group}}')], 12, 7,
+              [(None, 'red'), (1, 'yellow'), (2, 'green')], 'group-down', names={0: 'lost', 1: 'loading', 2: 'ready'}),
         Panel('timeseries', 'Ranks that answer', 'Ranks of each group, while it serves.', 'short',
               [(total(series('worker_up'), 'instance, group'), '{{instance}} group {{group}}')], 12, 7, LOW_IS_BAD(1, 1), 'group-down'),
         Panel('timeseries', 'Lives', 'Epoch of each group; a rising line is a group that dies again and again.', 'short',
               [(series('group_epoch'), '{{instance}} group {{group}}')], 8, 7, HIGH_IS_BAD(2, 5), 'group-down'),
         Panel('timeseries', 'Lives that ended unasked, by cause', 'Within an hour.', 'short',
-              [(total('increase(%s[1h])' % series('group_reforms_total'), 'cause'), '{{cause}}')], 8, 7, HIGH_IS_BAD(1, 2), 'group-down',
-              empty='no group was lost since its server started'),
+              [(total('increase(%s[1h])' % series('group_reforms_total'), 'cause'), '{{cause}}')], 8, 7, HIGH_IS_BAD(1, 2), 'group-down'),
         Panel('timeseries', 'Last heard of', 'Age of the leader\'s last heartbeat; at --silence-timeout (5 s) the group is ended.', 's',
               [('max by (instance, group) (%s)' % series('worker_heartbeat_age_seconds'), '{{instance}} group {{group}}')], 8, 7,
               HIGH_IS_BAD(2, 4), 'group-down'),

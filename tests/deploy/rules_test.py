@@ -69,6 +69,20 @@ def contracts(other):
     return [one, two]
 
 
+def health(verdict, reason):
+    known = {('healthy', 'none'), ('hard_text', 'drafter_unsure'), ('broken', 'confident_and_rejected')}
+    return [gauge('spec_decode_health', 'method="dflash",verdict="%s",reason="%s"' % each, each == (verdict, reason)) for each in sorted(known)]
+
+
+def self_test(result):
+    return [gauge('spec_decode_self_test', 'method="dflash",result="%s"' % each, each == result) for each in ('passed', 'failed', 'overridden', 'skipped')]
+
+
+def context(missing):
+    return [counter('spec_decode_context_tokens_total', 'method="dflash"', 1000),
+            counter('spec_decode_context_missing_tokens_total', 'method="dflash"', missing)]
+
+
 def speculation(enabled):
     return [gauge('spec_decode_enabled', 'method="dflash"', enabled), gauge('spec_decode_config_info', 'method="dflash",contract="a"', 1)]
 
@@ -84,6 +98,10 @@ CASES = {
         (30, rounds(10, 5) + [counter('spec_decode_skipped_total', 'reason="auto_batch"', 600)],
          rounds(600, 5) + [counter('spec_decode_skipped_total', 'reason="auto_batch"', 10)]),
         (30, speculation(0), speculation(1))],
+    'DflashdDrafterBroken': [(5, health('broken', 'confident_and_rejected'), health('healthy', 'none')),
+                             (5, health('broken', 'confident_and_rejected'), health('hard_text', 'drafter_unsure'))],
+    'DflashdDrafterLacksContext': [(0, context(3), context(0))],
+    'DflashdSelfTestFailed': [(0, self_test('failed'), self_test('passed')), (0, self_test('overridden'), self_test('skipped'))],
     'DflashdFeatureContractsDiffer': [(15, contracts('b'), contracts('a'))],
     'DflashdAbsent': [(5, [], [gauge('ready', '', 1, SERVER)])],
     'DflashdNotReady': [(15, [gauge('ready', '', 0, SERVER), gauge('draining', '', 0, SERVER)],

@@ -102,12 +102,13 @@ def make_certificate(folder, days=30):
 
 
 def broken_drafter(folder):
-    """A copy of the small drafter that is read wrongly: taps one layer too low, as they are when two numberings are confused, and
-    windows of one token. Defects that this program exists for, planted in data."""
+    """A copy of the small drafter that is read wrongly, as another engine read its like for months: taps one layer too low, windows
+    dropped, sliding layers bidirectional. Defects that this program exists for, planted in data."""
     folder.mkdir()
     config = json.loads((DRAFTER / 'config.json').read_text())
     config['dflash_config']['target_layer_ids'] = [layer - 1 for layer in config['dflash_config']['target_layer_ids']]
-    config['sliding_window'] = 1
+    config['layer_types'] = ['full_attention'] * len(config['layer_types'])
+    config.update(use_sliding_window=False, sliding_window=None, is_causal=False)
     (folder / 'config.json').write_text(json.dumps(config))
     (folder / 'model.safetensors').symlink_to(DRAFTER / 'model.safetensors')
     return folder
