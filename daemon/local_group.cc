@@ -60,6 +60,7 @@ class LocalGroup::Impl final : public LastingGroup {
       if (!shutdown_.has_value()) shutdown_ = absl::Now() + timeout;
     }
     if (supervisor_.joinable()) supervisor_.join();
+    directory_.reset();
   }
 
   GroupLives Lives() const {
@@ -73,7 +74,7 @@ class LocalGroup::Impl final : public LastingGroup {
   void OnLost(Group*, const std::string& why) override {
     dispatcher_->OnLost(this, why);  // its clients hear at once
     absl::MutexLock lock(&mutex_);
-    connection_lost_ = true;
+    connection_lost_ = connection_ended_ = true;
     connection_why_ = why;
   }
 
@@ -105,8 +106,8 @@ class LocalGroup::Impl final : public LastingGroup {
 
   // Starts all ranks and dials the leader.
   absl::Status StartLife(uint64_t epoch) {
-    const std::string leader = absl::StrCat("unix:", directory_.path(), "/leader.", epoch, ".sock");
-    const std::string ranks = absl::StrCat("unix:", directory_.path(), "/ranks.", epoch, ".sock");
+    const std::string leader = absl::StrCat("unix:", directory_->path(), "/leader.", epoch, ".sock");
+    const std::string ranks = absl::StrCat("unix:", directory_->path(), "/ranks.", epoch, ".sock");
     auto client = MakeClient({.name = options_.name,
                               .address = leader,
                               .build = options_.build,
@@ -118,7 +119,7 @@ class LocalGroup::Impl final : public LastingGroup {
     {
       absl::MutexLock lock(&mutex_);
       epoch_ = epoch;
-      connection_lost_ = false;
+      connection_lost_ = connection_ended_ = false;
       lost_as_ = "stream";
       exits_.clear();
       ready_since_.reset();
@@ -213,12 +214,22 @@ class LocalGroup::Impl final : public LastingGroup {
       ++reforms_[label];
     }
     spdlog::error("group {} is lost: {}", options_.name, why);
-    if (explained) {
-      dispatcher_->ExplainLoss(this, why);
-    } else {
-      dispatcher_->OnLost(this, why);
-    }
+    AwaitConnectionEnd(why);
+    if (explained) dispatcher_->ExplainLoss(this, why);
     return cause;
+  }
+
+  // The dispatcher hears of a loss from the connection (OnLost) and from nobody else: the group's requests go
+  // on elsewhere from then on, and what this connection says of them must not come after what is said there.
+  void AwaitConnectionEnd(const std::string& why) {
+    GroupClient* connection;
+    {
+      absl::MutexLock lock(&mutex_);
+      connection = client_.get();  // this thread alone makes and ends it
+    }
+    connection->Disconnect(why);
+    absl::MutexLock lock(&mutex_);
+    mutex_.Await(absl::Condition(&connection_ended_));
   }
 
   // Kills what is left of this life, and forgets it.
@@ -230,8 +241,8 @@ class LocalGroup::Impl final : public LastingGroup {
     {
       absl::MutexLock lock(&mutex_);
       client = std::move(client_);
-      sockets[0] = absl::StrCat(directory_.path(), "/leader.", epoch_, ".sock");
-      sockets[1] = absl::StrCat(directory_.path(), "/ranks.", epoch_, ".sock");
+      sockets[0] = absl::StrCat(directory_->path(), "/leader.", epoch_, ".sock");
+      sockets[1] = absl::StrCat(directory_->path(), "/ranks.", epoch_, ".sock");
     }
     client.reset();  // waits for its last report
     for (const std::string& path : sockets) unlink(path.c_str());
@@ -275,7 +286,7 @@ class LocalGroup::Impl final : public LastingGroup {
     EndLife();
   }
 
-  const PrivateDirectory directory_;
+  std::optional<PrivateDirectory> directory_;  // until the group has ended for good
   const Options options_;
   const std::function<void(int)> on_give_up_;
   std::thread supervisor_;
@@ -289,7 +300,8 @@ class LocalGroup::Impl final : public LastingGroup {
       {"heartbeat", 0}, {"load_timeout", 0}, {"rank_lost", 0}, {"stream", 0}, {"worker_exit", 0}};
   bool given_up_ ABSL_GUARDED_BY(mutex_) = false;
   // This life.
-  bool connection_lost_ ABSL_GUARDED_BY(mutex_) = false;
+  bool connection_lost_ ABSL_GUARDED_BY(mutex_) = false;   // or given up
+  bool connection_ended_ ABSL_GUARDED_BY(mutex_) = false;  // it has said its last
   std::string connection_why_ ABSL_GUARDED_BY(mutex_);
   std::string lost_as_ ABSL_GUARDED_BY(mutex_);      // label of the loss when no exit explains it
   std::vector<Exit> exits_ ABSL_GUARDED_BY(mutex_);  // in order

@@ -43,7 +43,7 @@ class LocalGroup {
   // Kills what is left.
   ~LocalGroup();
 
-  // Asks the group to end and waits for it, kills it after `timeout`.
+  // Asks the group to end and waits for it, kills it after `timeout`. Nothing of it is left then.
   void Shutdown(absl::Duration timeout);
 
   GroupLives Lives() const;

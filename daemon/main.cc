@@ -1,6 +1,7 @@
 // dflashd: the coordinator. Takes requests over gRPC, hands them to a worker group that it starts and
 // watches, streams the output back; exports metrics and health.
 #include <pthread.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <atomic>
@@ -21,6 +22,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
 #include "base/exit_codes.h"
 #include "base/group_secret.h"
 #include "base/host_port.h"
@@ -77,10 +79,10 @@ class Groups {
     return !lives.empty() &&
            std::all_of(lives.begin(), lives.end(), [](const auto& entry) { return entry.second.given_up; });
   }
-  // Lets go of groups on other hosts; ends those of this one, all at once.
+  // Lets go of groups on other hosts; ends those of this one, all at once. They stay here: others know them.
   void Shutdown(absl::Duration timeout) {
     absl::MutexLock lock(&mutex_);
-    remote_.clear();
+    for (const auto& entry : remote_) entry.second->Shutdown();
     std::vector<std::thread> threads;
     for (const auto& entry : local_) {
       threads.emplace_back([group = entry.second.get(), timeout] { group->Shutdown(timeout); });
@@ -192,6 +194,11 @@ int AwaitSignal() {
   return number;
 }
 
+// Waits until no client has anything to take, or a moment comes.
+void AwaitStreams(InferenceService* service, absl::Time deadline) {
+  while (service->OpenStreams() > 0 && absl::Now() < deadline) absl::SleepFor(absl::Milliseconds(10));
+}
+
 // Lets requests finish and their clients take what is theirs, for `timeout` after `grace`, or until a second
 // signal.
 void Drain(Dispatcher* dispatcher, InferenceService* service, absl::Duration grace, absl::Duration timeout) {
@@ -289,7 +296,8 @@ int Serve(const Settings& settings, const RemoteLeaders& remote) {
       tokens != nullptr && !settings.open_metrics && !IsLoopback(settings.ops_listen);
   absl::StatusOr<std::unique_ptr<OpsServer>> ops =
       OpsServer::Start(settings.ops_listen, [&](const OpsRequest& request) -> OpsReply {
-        if (request.path == "/metrics" && protect_metrics) {
+        // Probes say nothing but state.
+        if ((request.path == "/metrics" || request.path == "/version") && protect_metrics) {
           const absl::Status allowed =
               tokens->Check(request.authorization, Role::kMetrics, absl::Now()).status();
           if (!allowed.ok()) {
@@ -392,17 +400,29 @@ int Serve(const Settings& settings, const RemoteLeaders& remote) {
     Drain(&dispatcher, &service, absl::Seconds(settings.drain_grace_seconds), timeout);
   }
   dispatcher.ShutDown();
+  AwaitStreams(&service, absl::Now() + absl::Seconds(2));  // clients take what was said to them
   admin.reset();
-  (*server)->Shutdown(absl::Seconds(2));
   groups.Shutdown(absl::Seconds(10));
   stop_ticking.Notify();
   ticking.join();
   ops->reset();
   if (failed_start != 0) {
-    return Fail(static_cast<ExitCode>(failed_start.load()),
-                "the worker ended before it could serve; see its message above");
+    Fail(static_cast<ExitCode>(failed_start.load()),
+         "the worker ended before it could serve; see its message above");
   }
-  return kExitOk;
+  // The clients' port is open to the last moment. Were it shut down, gRPC would end calls that arrive
+  // meanwhile with CANCELLED, as if their clients had wanted that. So they hear that the server is going, and
+  // then their connections break, which is UNAVAILABLE: both send them elsewhere.
+  std::fflush(nullptr);
+  std::_Exit(failed_start);
+}
+
+// Every client is a descriptor, and who starts programs leaves them few unless they ask for more.
+void RaiseDescriptorLimit() {
+  rlimit limit = {};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
 }
 
 int Main(int argc, char** argv) {
@@ -445,7 +465,10 @@ int main(int argc, char** argv) {
   sigemptyset(&blocked);
   for (int number : {SIGTERM, SIGINT, SIGUSR1}) sigaddset(&blocked, number);
   pthread_sigmask(SIG_BLOCK, &blocked, nullptr);  // before any thread exists
+  // A write that fails says so; a log that may not grow is no reason to end.
   std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);
+  dflash::RaiseDescriptorLimit();
   dflash::SetUpLog(dflash::LogFormat::kText, spdlog::level::info,
                    std::make_shared<spdlog::sinks::stderr_sink_mt>());
   try {

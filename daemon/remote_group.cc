@@ -22,12 +22,14 @@ class RemoteGroup::Impl final : public LastingGroup {
     dispatcher_->AddGroup(this);
     connector_ = std::thread([this] { Connect(); });
   }
-  ~Impl() override {
+  ~Impl() override { Shutdown(); }
+
+  void Shutdown() {
     {
       absl::MutexLock lock(&mutex_);
       ending_ = true;
     }
-    connector_.join();
+    if (connector_.joinable()) connector_.join();
   }
 
   void OnReady(Group* connection, const GroupInfo& info) override {
@@ -92,6 +94,7 @@ class RemoteGroup::Impl final : public LastingGroup {
 
 RemoteGroup::RemoteGroup(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 RemoteGroup::~RemoteGroup() = default;
+void RemoteGroup::Shutdown() { impl_->Shutdown(); }
 GroupLives RemoteGroup::Lives() const { return impl_->Lives(); }
 
 std::unique_ptr<RemoteGroup> RemoteGroup::Start(const Options& options, Dispatcher* dispatcher,

@@ -24,10 +24,13 @@ class RemoteGroup {
   };
 
   // Registers the group with the dispatcher and begins to connect; it is never given up. Dispatcher and
-  // exporter must outlive the object, which drops the connection when it goes: the group is not asked to end.
+  // exporter must outlive the object.
   static std::unique_ptr<RemoteGroup> Start(const Options& options, Dispatcher* dispatcher,
                                             Exporter* exporter);
   ~RemoteGroup();
+
+  // Drops the connection, for good: the group is not asked to end.
+  void Shutdown();
 
   GroupLives Lives() const;
 

@@ -39,7 +39,8 @@ FlagParser MakeParser(Settings& settings) {
       &settings.token_file);
   parser.Choice("reflection", {"auto", "on", "off"}, "gRPC reflection; auto: on unless there are tokens",
                 &settings.reflection);
-  parser.Switch("open-metrics", "/metrics needs no token; it never does where --ops-listen is loopback",
+  parser.Switch("open-metrics",
+                "/metrics and /version need no token; they never do where --ops-listen is loopback",
                 &settings.open_metrics);
   parser.Choice("log-format", {"text", "json"}, "of the log on standard error", &settings.log_format);
   parser.Choice("log-level", {"debug", "info", "warn", "error"}, "least that is logged", &settings.log_level);

@@ -2,6 +2,7 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <algorithm>
 #include <deque>
 #include <thread>
 #include <utility>
@@ -18,7 +19,7 @@ namespace {
 
 constexpr int kMaxMessageBytes = 64 << 20;
 
-std::shared_ptr<grpc::Channel> Connect(const std::string& address) {
+std::shared_ptr<grpc::Channel> Connect(const std::string& address, absl::Duration silence_limit) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(kMaxMessageBytes);
   arguments.SetMaxSendMessageSize(kMaxMessageBytes);
@@ -27,7 +28,9 @@ std::shared_ptr<grpc::Channel> Connect(const std::string& address) {
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 20);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 200);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 10000);
-  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 5000);
+  // Finds a host that is gone before there are heartbeats, and is no more impatient than they are.
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS,
+                   static_cast<int>(absl::ToInt64Milliseconds(std::max(absl::Seconds(5), silence_limit))));
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
 }
@@ -44,7 +47,7 @@ class GroupClient::Impl final : public grpc::ClientBidiReactor<wire::ServeReques
         options_(std::move(options)),
         events_(events),
         on_metrics_(std::move(on_metrics)),
-        stub_(wire::WorkerService::NewStub(Connect(options_.address))) {}
+        stub_(wire::WorkerService::NewStub(Connect(options_.address, options_.silence_limit))) {}
 
   void Start() {
     info_request_.set_build(options_.build);
@@ -59,7 +62,7 @@ class GroupClient::Impl final : public grpc::ClientBidiReactor<wire::ServeReques
       if (!info.ok()) return End(std::string(info.status().message()));
       {
         absl::MutexLock lock(&mutex_);
-        if (stopping_) return EndLocked("shut down");
+        if (stopping_) return EndLocked(why_stopping_);
         last_heard_ = absl::Now();
         stub_->async()->Serve(&serve_context_, this);
         serving_ = true;
@@ -80,9 +83,10 @@ class GroupClient::Impl final : public grpc::ClientBidiReactor<wire::ServeReques
     WriteNext();
   }
 
-  void Disconnect() {
+  void Disconnect(const std::string& why) {
     absl::MutexLock lock(&mutex_);
     stopping_ = true;
+    why_stopping_ = why;
     info_context_.TryCancel();
     if (serving_) serve_context_.TryCancel();
   }
@@ -193,10 +197,10 @@ class GroupClient::Impl final : public grpc::ClientBidiReactor<wire::ServeReques
 
   void End(const std::string& why) {
     absl::MutexLock lock(&mutex_);
-    EndLocked(why);
+    EndLocked(stopping_ ? why_stopping_ : why);
   }
   // The last thing that happens: nothing of this object is used by gRPC afterwards.
-  void EndLocked(const std::string& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+  void EndLocked(std::string why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     mutex_.Unlock();
     events_->OnLost(group_, why);
     mutex_.Lock();
@@ -220,6 +224,7 @@ class GroupClient::Impl final : public grpc::ClientBidiReactor<wire::ServeReques
       ABSL_GUARDED_BY(mutex_);  // the front is being written while writing_
   absl::Time last_heard_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::string why_stopping_ ABSL_GUARDED_BY(mutex_);
   bool serving_ ABSL_GUARDED_BY(mutex_) = false;
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool broken_ ABSL_GUARDED_BY(mutex_) = false;  // nothing more may be written
@@ -238,7 +243,7 @@ void GroupClient::Start() {
 
 GroupClient::~GroupClient() {
   if (!started_) return;
-  impl_->Disconnect();
+  impl_->Disconnect("shut down");
   impl_->AwaitEnd();
 }
 
@@ -264,7 +269,7 @@ void GroupClient::Shutdown() {
   impl_->Send(std::move(message));
 }
 
-void GroupClient::Disconnect() { impl_->Disconnect(); }
+void GroupClient::Disconnect(const std::string& why) { impl_->Disconnect(why); }
 absl::Duration GroupClient::HeartbeatAge() const { return impl_->HeartbeatAge(); }
 
 }  // namespace dflash

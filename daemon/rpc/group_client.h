@@ -42,8 +42,9 @@ class GroupClient final : public Group {
 
   // Asks the group to end: it drops what runs and exits.
   void Shutdown();
-  // Gives up waiting for a group that is not there (its process has ended).
-  void Disconnect();
+  // Drops the connection to a group that is lost for another reason than the connection could know: OnLost
+  // then says this one, behind everything that the group has said, unless the connection has ended already.
+  void Disconnect(const std::string& why);
 
  private:
   class Impl;

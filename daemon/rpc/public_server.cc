@@ -48,7 +48,10 @@ class PublicServer::Impl {
 };
 
 PublicServer::PublicServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-PublicServer::~PublicServer() { Shutdown(absl::ZeroDuration()); }
+PublicServer::~PublicServer() {
+  impl_->server->Shutdown(absl::ToChronoTime(absl::Now()));
+  impl_->server->Wait();
+}
 
 absl::StatusOr<std::unique_ptr<PublicServer>> PublicServer::Start(
     const std::string& address, InferenceService* service,
@@ -82,11 +85,6 @@ int PublicServer::port() const { return impl_->port; }
 
 void PublicServer::SetServing(bool serving) {
   impl_->server->GetHealthCheckService()->SetServingStatus(kInferenceService, serving);
-}
-
-void PublicServer::Shutdown(absl::Duration timeout) {
-  impl_->server->Shutdown(absl::ToChronoTime(absl::Now() + timeout));
-  impl_->server->Wait();
 }
 
 }  // namespace dflash

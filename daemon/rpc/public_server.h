@@ -20,14 +20,12 @@ class PublicServer {
       const std::string& address, InferenceService* service,
       std::shared_ptr<grpc::ServerCredentials> credentials = grpc::InsecureServerCredentials(),
       bool reflection = true);
+  // Cancels calls that still run, and waits for their end.
   ~PublicServer();
 
   int port() const;
   // Any thread.
   void SetServing(bool serving);
-  // Takes no more calls, gives those that run until `timeout` to end, then cancels them; returns when all
-  // have ended.
-  void Shutdown(absl::Duration timeout);
 
  private:
   class Impl;

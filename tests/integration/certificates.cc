@@ -46,13 +46,13 @@ void AddExtension(X509* certificate, X509* issuer, int nid, const char* value) {
   X509_EXTENSION_free(extension);
 }
 
-X509* MakeCertificate(const std::string& name, EVP_PKEY* key, X509* issuer) {
+X509* MakeCertificate(const std::string& name, EVP_PKEY* key, X509* issuer, bool expired) {
   static long serial = 1;
   X509* certificate = X509_new();
   X509_set_version(certificate, X509_VERSION_3);
   ASN1_INTEGER_set(X509_get_serialNumber(certificate), serial++);
-  X509_gmtime_adj(X509_getm_notBefore(certificate), -60);
-  X509_gmtime_adj(X509_getm_notAfter(certificate), 3600);
+  X509_gmtime_adj(X509_getm_notBefore(certificate), expired ? -7200 : -60);
+  X509_gmtime_adj(X509_getm_notAfter(certificate), expired ? -3600 : 3600);
   X509_NAME* subject = X509_get_subject_name(certificate);
   X509_NAME_add_entry_by_txt(subject, "CN", MBSTRING_UTF8,
                              reinterpret_cast<const unsigned char*>(name.data()),
@@ -71,7 +71,7 @@ struct Authority::State {
 
 Authority::Authority(const std::string& name) : state_(std::make_unique<State>()) {
   state_->key = MakeKey();
-  state_->certificate = MakeCertificate(name, state_->key, nullptr);
+  state_->certificate = MakeCertificate(name, state_->key, nullptr, false);
   AddExtension(state_->certificate, state_->certificate, NID_basic_constraints, "critical,CA:TRUE");
   AddExtension(state_->certificate, state_->certificate, NID_key_usage, "critical,keyCertSign,cRLSign");
   DFLASH_CHECK(X509_sign(state_->certificate, state_->key, EVP_sha256()) > 0);
@@ -83,9 +83,9 @@ Authority::~Authority() {
   EVP_PKEY_free(state_->key);
 }
 
-CertificatePair Authority::Issue(const std::string& common_name) const {
+CertificatePair Authority::Issue(const std::string& common_name, bool expired) const {
   EVP_PKEY* key = MakeKey();
-  X509* certificate = MakeCertificate(common_name, key, state_->certificate);
+  X509* certificate = MakeCertificate(common_name, key, state_->certificate, expired);
   AddExtension(certificate, state_->certificate, NID_subject_alt_name, "DNS:localhost,IP:127.0.0.1");
   DFLASH_CHECK(X509_sign(certificate, state_->key, EVP_sha256()) > 0);
   CertificatePair pair = {Pem(certificate), Pem(key)};

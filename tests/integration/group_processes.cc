@@ -16,6 +16,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 
 namespace dflash::integration {
 namespace {
@@ -102,6 +103,31 @@ std::vector<int> RankPids(const Process& daemon, int epoch, int ranks) {
     }
   }
   return static_cast<int>(pids.size()) == ranks ? pids : std::vector<int>();
+}
+
+std::vector<RankProcess> RanksOf(int daemon) {
+  std::vector<RankProcess> ranks;
+  for (const int pid : Numbers("/proc")) {
+    const ProcessStat stat = StatOf(pid);
+    if (stat.parent != daemon || stat.state == 'Z') continue;
+    const std::vector<std::string> words = absl::StrSplit(Read(Proc(pid, "cmdline")), '\0');
+    RankProcess rank = {.pid = pid, .group = "", .rank = 0};
+    for (size_t i = 0; i + 1 < words.size(); ++i) {
+      if (words[i] == "--group-id") rank.group = words[i + 1];
+      if (words[i] == "--rank") (void)absl::SimpleAtoi(words[i + 1], &rank.rank);
+    }
+    ranks.push_back(std::move(rank));
+  }
+  return ranks;
+}
+
+std::vector<int> FindProcesses(const std::string& program, const std::string& word) {
+  std::vector<int> found;
+  for (const int pid : Numbers("/proc")) {
+    if (Runs(pid, program) && Read(Proc(pid, "cmdline")).find(word) != std::string::npos)
+      found.push_back(pid);
+  }
+  return found;
 }
 
 bool IsGone(int pid) { return kill(pid, 0) != 0; }

@@ -12,6 +12,16 @@ namespace dflash::integration {
 // Process ids of the ranks of one life of the group, from the daemon's log; empty when it has not begun.
 std::vector<int> RankPids(const Process& daemon, int epoch, int ranks);
 
+// The same, of all groups that live, from /proc: whatever the log says, or nobody hears.
+struct RankProcess {
+  int pid = 0;
+  std::string group;  // empty: of one rank
+  int rank = 0;
+};
+std::vector<RankProcess> RanksOf(int daemon);
+// Processes that run `program` with `word` somewhere in their command line.
+std::vector<int> FindProcesses(const std::string& program, const std::string& word);
+
 bool IsGone(int pid);
 // Whether a process stands still after SIGSTOP.
 bool IsStopped(int pid);

@@ -1,8 +1,5 @@
 // More requests than the server can do: what is taken is served, the rest is told at once to come again, and
 // every request is counted exactly once on both sides.
-#include <map>
-#include <regex>
-
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
@@ -10,23 +7,6 @@
 
 namespace dflash::integration {
 namespace {
-
-// The series of a metric on the metrics page, by the text between its braces.
-std::map<std::string, double> Series(const std::string& page, const std::string& name) {
-  std::map<std::string, double> series;
-  const std::regex line("(?:^|\n)" + name + "[{]([^}]*)[}] ([^\n]*)");
-  for (std::sregex_iterator it(page.begin(), page.end(), line), end; it != end; ++it) {
-    series[(*it)[1]] = std::stod((*it)[2]);
-  }
-  return series;
-}
-double Sum(const std::string& page, const std::string& name, const std::string& label = "") {
-  double sum = 0;
-  for (const auto& [labels, value] : Series(page, name)) {
-    if (labels.find(label) != std::string::npos) sum += value;
-  }
-  return sum;
-}
 
 TEST(OverloadTest, WhatIsNotServedIsRefusedAndEverythingAddsUp) {
   Server server({"--max-sequences", "2", "--max-queued-requests", "2", "--max-prefill-tokens", "64"});
@@ -66,17 +46,19 @@ TEST(OverloadTest, WhatIsNotServedIsRefusedAndEverythingAddsUp) {
 
   ASSERT_TRUE(server.WaitUntilIdle());
   const std::string page = server.Metrics();
-  EXPECT_EQ(Sum(page, "dflashd_requests_total"), 300);
-  EXPECT_EQ(Sum(page, "dflashd_requests_total", "outcome=\"length\""), load["finished"].get<double>());
-  EXPECT_EQ(Sum(page, "dflashd_requests_total", "outcome=\"rejected\""), load["refused"].get<double>());
-  EXPECT_EQ(Sum(page, "dflashd_requests_rejected_total", "reason=\"queue_full\""),
+  EXPECT_EQ(SumOfMetric(page, "dflashd_requests_total"), 300);
+  EXPECT_EQ(SumOfMetric(page, "dflashd_requests_total", "outcome=\"length\""),
+            load["finished"].get<double>());
+  EXPECT_EQ(SumOfMetric(page, "dflashd_requests_total", "outcome=\"rejected\""),
             load["refused"].get<double>());
-  EXPECT_EQ(Sum(page, "dflashd_requests_rejected_total"), load["refused"].get<double>());
-  EXPECT_EQ(Sum(page, "dflashd_grpc_server_handled_total", "method=\"Generate\""), 300);
-  EXPECT_EQ(Sum(page, "dflashd_generated_tokens_total"), load["tokens"].get<double>());
-  EXPECT_EQ(Sum(page, "dflashd_prompt_tokens_total"), load["prompt_tokens"].get<double>());
-  EXPECT_EQ(Sum(page, "dflashd_requests_waiting"), 0);
-  EXPECT_EQ(Sum(page, "dflashd_requests_running"), 0);
+  EXPECT_EQ(SumOfMetric(page, "dflashd_requests_rejected_total", "reason=\"queue_full\""),
+            load["refused"].get<double>());
+  EXPECT_EQ(SumOfMetric(page, "dflashd_requests_rejected_total"), load["refused"].get<double>());
+  EXPECT_EQ(SumOfMetric(page, "dflashd_grpc_server_handled_total", "method=\"Generate\""), 300);
+  EXPECT_EQ(SumOfMetric(page, "dflashd_generated_tokens_total"), load["tokens"].get<double>());
+  EXPECT_EQ(SumOfMetric(page, "dflashd_prompt_tokens_total"), load["prompt_tokens"].get<double>());
+  EXPECT_EQ(SumOfMetric(page, "dflashd_requests_waiting"), 0);
+  EXPECT_EQ(SumOfMetric(page, "dflashd_requests_running"), 0);
   EXPECT_TRUE(PollUntil([&] {
     const v1::GroupLoad group = server.Load().groups(0);
     return group.cache_pages_free() == group.cache_pages_total();

@@ -23,8 +23,11 @@ bool PollUntil(const std::function<bool()>& done, absl::Duration patience) {
   return true;
 }
 
-Process::Process(const std::vector<std::string>& arguments, const std::string& input) {
+Process::Process(const std::vector<std::string>& arguments, const std::string& input,
+                 const std::string& error_file) {
   int out[2], in[2];
+  const int errors = error_file.empty() ? -1 : open(error_file.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);
+  DFLASH_CHECK(error_file.empty() || errors >= 0, error_file.c_str());
   DFLASH_CHECK(pipe2(out, O_CLOEXEC) == 0);
   DFLASH_CHECK(pipe2(in, O_CLOEXEC) == 0);
   std::vector<char*> argv;
@@ -41,10 +44,11 @@ Process::Process(const std::vector<std::string>& arguments, const std::string& i
     sigprocmask(SIG_SETMASK, &none, nullptr);
     dup2(in[0], STDIN_FILENO);
     dup2(out[1], STDOUT_FILENO);
-    dup2(out[1], STDERR_FILENO);
+    dup2(errors >= 0 ? errors : out[1], STDERR_FILENO);
     execv(argv[0], argv.data());
     _exit(127);
   }
+  if (errors >= 0) close(errors);
   close(out[1]);
   close(in[0]);
   // Inputs here are shorter than a pipe holds.

@@ -24,9 +24,11 @@ bool PollUntil(const std::function<bool()>& done, absl::Duration patience = kPat
 
 class Process {
  public:
-  // Starts arguments[0] with an empty standard input (or `input`), standard output and error in one pipe. The
-  // child dies with the test. Ends the test program when the system cannot do that.
-  explicit Process(const std::vector<std::string>& arguments, const std::string& input = "");
+  // Starts arguments[0] with an empty standard input (or `input`), standard output and error in one pipe, or
+  // standard error in `error_file`. The child dies with the test. Ends the test program when the system
+  // cannot do that.
+  explicit Process(const std::vector<std::string>& arguments, const std::string& input = "",
+                   const std::string& error_file = "");
   // Kills it if it still runs, and waits for it.
   ~Process();
   Process(const Process&) = delete;

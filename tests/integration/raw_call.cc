@@ -18,30 +18,40 @@ bool Await(grpc::CompletionQueue& queue) {
   return ok;
 }
 
-}  // namespace
-
-RawAnswer RawCall(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
-                  const std::string& bytes) {
+// Calls with one message, reads to the end; returns how many came.
+int CallAndRead(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
+                const grpc::ByteBuffer& message, const std::pair<std::string, std::string>& metadata,
+                grpc::Status* status) {
   grpc::GenericStub stub(channel);
   grpc::CompletionQueue queue;
   grpc::ClientContext context;
   context.set_deadline(absl::ToChronoTime(absl::Now() + kPatience));
-  const auto call = stub.PrepareCall(&context, "/dflash.v1.InferenceService/" + method, &queue);
-  RawAnswer answer;
+  if (!metadata.first.empty()) context.AddMetadata(metadata.first, metadata.second);
+  const auto call = stub.PrepareCall(&context, method, &queue);
+  int messages = 0;
   call->StartCall(nullptr);
-  bool ok = Await(queue);
-  if (ok) {
-    const grpc::Slice slice(bytes);
-    call->Write(grpc::ByteBuffer(&slice, 1), grpc::WriteOptions().set_last_message(), nullptr);
+  if (Await(queue)) {
+    call->Write(message, grpc::WriteOptions().set_last_message(), nullptr);
     (void)Await(queue);  // a server that has answered already takes nothing more
-    for (grpc::ByteBuffer message;;) {
-      call->Read(&message, nullptr);
+    for (grpc::ByteBuffer answer;;) {
+      call->Read(&answer, nullptr);
       if (!Await(queue)) break;
-      ++answer.messages;
+      ++messages;
     }
   }
-  call->Finish(&answer.status, nullptr);
+  call->Finish(status, nullptr);
   (void)Await(queue);
+  return messages;
+}
+
+}  // namespace
+
+RawAnswer RawCall(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
+                  const std::string& bytes) {
+  RawAnswer answer;
+  const grpc::Slice slice(bytes);
+  answer.messages = CallAndRead(channel, "/dflash.v1.InferenceService/" + method, grpc::ByteBuffer(&slice, 1),
+                                {}, &answer.status);
   google::rpc::Status details;
   if (!details.ParseFromString(answer.status.error_details())) return answer;
   for (const google::protobuf::Any& detail : details.details()) {
@@ -52,6 +62,13 @@ RawAnswer RawCall(const std::shared_ptr<grpc::Channel>& channel, const std::stri
       answer.field = bad.field_violations(0).field();
   }
   return answer;
+}
+
+grpc::Status CallEmpty(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
+                       const std::pair<std::string, std::string>& metadata) {
+  grpc::Status status;
+  (void)CallAndRead(channel, method, grpc::ByteBuffer(nullptr, 0), metadata, &status);
+  return status;
 }
 
 }  // namespace dflash::integration

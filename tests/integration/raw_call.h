@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "grpcpp/grpcpp.h"
 
@@ -18,5 +19,10 @@ struct RawAnswer {
 // Calls /dflash.v1.InferenceService/METHOD and reads to the end.
 RawAnswer RawCall(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
                   const std::string& bytes);
+
+// Calls "/package.Service/Method" with an empty message and reads what comes until the end. `metadata`: name
+// and value; without a name none.
+grpc::Status CallEmpty(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
+                       const std::pair<std::string, std::string>& metadata = {});
 
 }  // namespace dflash::integration

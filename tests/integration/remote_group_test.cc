@@ -1,8 +1,5 @@
 // Worker groups that are not the daemon's children: dflash-worker --launch starts their ranks, on one host or
 // on two (both on loopback here), and dflashd --connect finds them by address.
-#include <arpa/inet.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -16,10 +13,13 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "dflash/worker/v1/worker.pb.h"
 #include "gmock/gmock.h"
+#include "google/protobuf/descriptor.h"
 #include "gtest/gtest.h"
 #include "tests/integration/golden_prompts.h"
 #include "tests/integration/group_processes.h"
+#include "tests/integration/raw_call.h"
 #include "tests/integration/server.h"
 #include "tools/dflashctl/commands.h"
 
@@ -27,22 +27,6 @@ namespace dflash::integration {
 namespace {
 
 using ::testing::HasSubstr;
-
-// A port that was free a moment ago, and below those that the system hands out to whoever asks for any.
-int FreePort() {
-  std::random_device random;
-  for (;;) {
-    const int port = 20000 + static_cast<int>(random() % 12000);
-    const int socket_fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    sockaddr_in address = {};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    address.sin_port = htons(static_cast<uint16_t>(port));
-    const bool is_free = bind(socket_fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0;
-    close(socket_fd);
-    if (is_free) return port;
-  }
-}
 
 // Process id of a rank as the launcher's log says it, in its last life.
 int PidOf(const Process& launcher, int rank) {
@@ -184,6 +168,24 @@ TEST_F(RemoteGroup, StrangersAreRefused) {
     Process daemon(ServerCommand(Connect(wrong_secret_)));
     EXPECT_TRUE(daemon.WaitForLine("the proof of the group secret is missing or wrong").has_value());
     EXPECT_EQ(daemon.output().find("dflashd: ready"), std::string::npos);
+  }
+  // And so is anybody else, whatever they call.
+  const auto port = grpc::CreateChannel(leader_, grpc::InsecureChannelCredentials());
+  const google::protobuf::ServiceDescriptor& service =
+      *worker::v1::GetGroupInfoRequest::descriptor()->file()->FindServiceByName("WorkerService");
+  ASSERT_GE(service.method_count(), 2);
+  for (int i = 0; i < service.method_count(); ++i) {
+    const std::string method = absl::StrCat("/", service.full_name(), "/", service.method(i)->name());
+    EXPECT_EQ(CallEmpty(port, method).error_code(), grpc::StatusCode::UNAUTHENTICATED) << method;
+    for (const std::string wrong : {"", "00", "one secret of the group"}) {
+      EXPECT_EQ(CallEmpty(port, method, {"dflash-group-proof", wrong}).error_code(),
+                grpc::StatusCode::UNAUTHENTICATED)
+          << method << wrong;
+    }
+  }
+  for (const char* method :
+       {"/grpc.health.v1.Health/Check", "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"}) {
+    EXPECT_EQ(CallEmpty(port, method).error_code(), grpc::StatusCode::UNIMPLEMENTED) << method;
   }
   Server server(Connect(secret_));
   ASSERT_NE(server.channel(), nullptr) << first.output();

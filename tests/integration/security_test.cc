@@ -3,21 +3,25 @@
 #include <openssl/sha.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <thread>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "dflash/v1/admin.grpc.pb.h"
 #include "gmock/gmock.h"
-#include "google/protobuf/descriptor.h"
-#include "grpc/health/v1/health.grpc.pb.h"
+#include "google/protobuf/descriptor.pb.h"
 #include "grpc/reflection/v1alpha/reflection.grpc.pb.h"
-#include "grpcpp/generic/generic_stub.h"
 #include "gtest/gtest.h"
 #include "tests/integration/certificates.h"
+#include "tests/integration/raw_call.h"
 #include "tests/integration/server.h"
 
 namespace dflash::integration {
@@ -88,67 +92,69 @@ class GuardedServer {
   Process process_;
 };
 
-// Calls a method with an empty message and reads what comes until the end. An empty `token` sends none.
+// CallEmpty with a bearer token; an empty one is not sent.
 grpc::Status Call(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
                   const std::string& token) {
-  grpc::GenericStub stub(channel);
-  grpc::CompletionQueue queue;
-  grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(absl::Now() + kPatience));
-  if (!token.empty()) context.AddMetadata("authorization", "Bearer " + token);
-  const auto call = stub.PrepareCall(&context, method, &queue);
-  const auto await = [&] {
-    void* tag = nullptr;
-    bool ok = false;
-    return queue.Next(&tag, &ok) && ok;
-  };
-  call->StartCall(nullptr);
-  if (await()) {
-    call->Write(grpc::ByteBuffer(nullptr, 0), grpc::WriteOptions().set_last_message(), nullptr);
-    (void)await();
-    for (grpc::ByteBuffer message;;) {
-      call->Read(&message, nullptr);
-      if (!await()) break;
-    }
-  }
-  grpc::Status status;
-  call->Finish(&status, nullptr);
-  (void)await();
-  queue.Shutdown();
-  void* tag = nullptr;
-  for (bool ok = false; queue.Next(&tag, &ok);) {
-  }
-  return status;
+  return token.empty() ? CallEmpty(channel, method)
+                       : CallEmpty(channel, method, {"authorization", "Bearer " + token});
 }
 
 std::shared_ptr<grpc::Channel> Plain(const std::string& address) {
   return grpc::CreateChannel(address, grpc::InsecureChannelCredentials());
 }
 
-// Services that reflection lists; -1 when it answers nothing.
-int Reflect(const std::shared_ptr<grpc::Channel>& channel) {
-  namespace reflection = grpc::reflection::v1alpha;
+namespace reflection = grpc::reflection::v1alpha;
+
+// What reflection answers; nothing when it is closed.
+std::optional<reflection::ServerReflectionResponse> Reflect(
+    const std::shared_ptr<grpc::Channel>& channel, const reflection::ServerReflectionRequest& request) {
   const auto stub = reflection::ServerReflection::NewStub(channel);
   grpc::ClientContext context;
   context.set_deadline(absl::ToChronoTime(absl::Now() + kPatience));
   const auto stream = stub->ServerReflectionInfo(&context);
-  reflection::ServerReflectionRequest request;
-  request.set_list_services("");
   reflection::ServerReflectionResponse response;
   const bool answered = stream->Write(request) && stream->Read(&response);
   stream->WritesDone();
   EXPECT_EQ(stream->Finish().ok(), answered);
-  return answered ? response.list_services_response().service_size() : -1;
+  return answered ? std::optional(response) : std::nullopt;
+}
+bool IsReflectionOpen(const std::shared_ptr<grpc::Channel>& channel) {
+  reflection::ServerReflectionRequest request;
+  request.set_list_services("");
+  return Reflect(channel, request).has_value();
 }
 
-std::vector<std::string> MethodsOf(const std::string& service) {
-  const google::protobuf::ServiceDescriptor* found =
-      google::protobuf::DescriptorPool::generated_pool()->FindServiceByName(service);
-  std::vector<std::string> methods;
-  for (int i = 0; found != nullptr && i < found->method_count(); ++i) {
-    methods.push_back(absl::StrCat("/", service, "/", found->method(i)->name()));
+// Every method of a port by its service, as the server itself says: one that is added is among them.
+std::map<std::string, std::vector<std::string>> MethodsOf(const std::shared_ptr<grpc::Channel>& channel) {
+  std::map<std::string, std::vector<std::string>> methods;
+  reflection::ServerReflectionRequest request;
+  request.set_list_services("");
+  const auto list = Reflect(channel, request);
+  if (!list.has_value()) return methods;
+  for (const auto& service : list->list_services_response().service()) {
+    if (service.name() == "grpc.health.v1.Health") {  // gRPC's own, without a description
+      methods[service.name()] = {"/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"};
+      continue;
+    }
+    request.set_file_containing_symbol(service.name());
+    const auto answer = Reflect(channel, request);
+    if (!answer.has_value()) return {};
+    for (const std::string& bytes : answer->file_descriptor_response().file_descriptor_proto()) {
+      google::protobuf::FileDescriptorProto file;
+      EXPECT_TRUE(file.ParseFromString(bytes));
+      for (const auto& found : file.service()) {
+        if (absl::StrCat(file.package(), ".", found.name()) != service.name()) continue;
+        for (const auto& method : found.method())
+          methods[service.name()].push_back(absl::StrCat("/", service.name(), "/", method.name()));
+      }
+    }
+    EXPECT_FALSE(methods[service.name()].empty()) << service.name();
   }
   return methods;
+}
+// Open to everybody: state and nothing else; and what reflection itself is, where it is open.
+bool IsOpen(const std::string& service) {
+  return service == "grpc.health.v1.Health" || service.starts_with("grpc.reflection.");
 }
 
 // HTTP status of a page.
@@ -163,48 +169,68 @@ int HttpStatus(const std::string& address, const std::string& path, const std::s
 }
 
 TEST(TokensTest, EveryCallOfEveryPortNeedsItsRole) {
-  (void)v1::AdminService::NewStub(Plain("127.0.0.1:1"));  // links its descriptor
   const Folder folder;
   const std::string tokens =
       TokenLine("user", "infer-token", "inference") + TokenLine("root", "admin-token", "admin") +
       TokenLine("scraper", "metrics-token", "metrics") +
       TokenLine("gone", "old-token", "inference,admin,metrics expires=2020-01-01T00:00:00Z");
-  GuardedServer server({"--token-file", folder.Write("tokens", tokens)}, "0.0.0.0");
-  const struct {
-    std::string service, address, token;
-  } ports[] = {{"dflash.v1.InferenceService", server.address, "infer-token"},
-               {"dflash.v1.AdminService", server.admin_address, "admin-token"}};
-  for (const auto& port : ports) {
-    const auto channel = Plain(port.address);
-    const std::vector<std::string> methods = MethodsOf(port.service);
-    ASSERT_GE(methods.size(), 5u);
-    for (const std::string& method : methods) {
-      for (const std::string wrong : {"", "no-token", "old-token", "infer-toke", "infer-token2"}) {
-        EXPECT_EQ(Call(channel, method, wrong).error_code(), grpc::StatusCode::UNAUTHENTICATED)
-            << method << wrong;
+  // Reflection says what there is to scan.
+  GuardedServer server({"--token-file", folder.Write("tokens", tokens), "--reflection", "on"}, "0.0.0.0");
+  const std::map<std::string, std::string> token_of = {{"dflash.v1.InferenceService", "infer-token"},
+                                                       {"dflash.v1.AdminService", "admin-token"}};
+  std::set<std::string> scanned;
+  for (const std::string& address : {server.address, server.admin_address}) {
+    const auto channel = Plain(address);
+    for (const auto& [service, methods] : MethodsOf(channel)) {
+      if (IsOpen(service)) continue;
+      const auto known = token_of.find(service);
+      ASSERT_NE(known, token_of.end()) << service << ": which role does it need?";
+      const std::string& token = known->second;
+      scanned.insert(service);
+      ASSERT_GE(methods.size(), 5u);
+      for (const std::string& method : methods) {
+        for (const std::string wrong :
+             {"", "no-token", "old-token", "infer-toke", "infer-token2", "Infer-token"}) {
+          EXPECT_EQ(Call(channel, method, wrong).error_code(), grpc::StatusCode::UNAUTHENTICATED)
+              << method << wrong;
+        }
+        for (const std::string& wrong :
+             std::vector<std::string>{token, "Basic " + token, "Bearer", "Bearer " + token + ",Bearer x"}) {
+          EXPECT_EQ(CallEmpty(channel, method, {"authorization", wrong}).error_code(),
+                    grpc::StatusCode::UNAUTHENTICATED)
+              << method << wrong;
+        }
+        EXPECT_EQ(CallEmpty(channel, method, {"x-authorization", "Bearer " + token}).error_code(),
+                  grpc::StatusCode::UNAUTHENTICATED)
+            << method;
+        for (const std::string other : {"infer-token", "admin-token", "metrics-token"}) {
+          if (other == token) continue;
+          EXPECT_EQ(Call(channel, method, other).error_code(), grpc::StatusCode::PERMISSION_DENIED)
+              << method << other;
+        }
+        if (method == "/dflash.v1.AdminService/Drain") continue;  // it would
+        const grpc::StatusCode allowed = Call(channel, method, token).error_code();
+        EXPECT_NE(allowed, grpc::StatusCode::UNAUTHENTICATED) << method;
+        EXPECT_NE(allowed, grpc::StatusCode::PERMISSION_DENIED) << method;
       }
-      for (const std::string other : {"infer-token", "admin-token", "metrics-token"}) {
-        if (other == port.token) continue;
-        EXPECT_EQ(Call(channel, method, other).error_code(), grpc::StatusCode::PERMISSION_DENIED)
-            << method << other;
-      }
-      if (method == "/dflash.v1.AdminService/Drain") continue;  // it would
-      const grpc::StatusCode allowed = Call(channel, method, port.token).error_code();
-      EXPECT_NE(allowed, grpc::StatusCode::UNAUTHENTICATED) << method;
-      EXPECT_NE(allowed, grpc::StatusCode::PERMISSION_DENIED) << method;
+      // A service is not on the other's port.
+      const std::string& elsewhere = address == server.address ? server.admin_address : server.address;
+      EXPECT_EQ(Call(Plain(elsewhere), methods[0], token).error_code(), grpc::StatusCode::UNIMPLEMENTED);
     }
-    // A service is not on the other's port.
-    const std::string& elsewhere = port.address == server.address ? server.admin_address : server.address;
-    EXPECT_EQ(Call(Plain(elsewhere), methods[0], port.token).error_code(), grpc::StatusCode::UNIMPLEMENTED);
-    // Probes are open and say nothing but state; reflection is closed.
+    // Probes are open and say nothing but state.
     EXPECT_TRUE(Call(channel, "/grpc.health.v1.Health/Check", "").ok());
-    EXPECT_EQ(Reflect(channel), -1);
   }
+  EXPECT_EQ(scanned.size(), token_of.size()) << "not every service was found";
   EXPECT_EQ(HttpStatus(server.ops_address, "/livez", ""), 200);
   EXPECT_EQ(HttpStatus(server.ops_address, "/readyz", ""), 200);
-  EXPECT_EQ(HttpStatus(server.ops_address, "/metrics", ""), 401);
-  EXPECT_EQ(HttpStatus(server.ops_address, "/metrics", "infer-token"), 403);
-  EXPECT_EQ(HttpStatus(server.ops_address, "/metrics", "metrics-token"), 200);
+  EXPECT_EQ(HttpStatus(server.ops_address, "/startupz", ""), 200);
+  for (const std::string page : {"/metrics", "/version", "/metrics?x"}) {
+    for (const std::string wrong : {"", "no-token", "old-token"})
+      EXPECT_EQ(HttpStatus(server.ops_address, page, wrong), 401) << page << wrong;
+    for (const std::string other : {"infer-token", "admin-token"})
+      EXPECT_EQ(HttpStatus(server.ops_address, page, other), 403) << page << other;
+    EXPECT_EQ(HttpStatus(server.ops_address, page, "metrics-token"), 200) << page;
+  }
 
   // The client of ours has a flag for it, and is who the token says.
   const std::string mine = folder.Write("mine", "admin-token\n");
@@ -226,11 +252,12 @@ TEST(TokensTest, EveryCallOfEveryPortNeedsItsRole) {
   EXPECT_TRUE(Call(channel, "/dflash.v1.InferenceService/GetLoad", "second-token").ok());
 }
 
-TEST(TokensTest, ReflectionIsOpenOnDemand) {
+TEST(TokensTest, ReflectionIsClosedUnlessAskedFor) {
   const Folder folder;
-  GuardedServer server(
-      {"--token-file", folder.Write("tokens", TokenLine("a", "one", "inference")), "--reflection", "on"});
-  EXPECT_GE(Reflect(Plain(server.address)), 2);
+  GuardedServer server({"--token-file", folder.Write("tokens", TokenLine("a", "one", "inference"))});
+  EXPECT_FALSE(IsReflectionOpen(Plain(server.address)));
+  EXPECT_FALSE(IsReflectionOpen(Plain(server.admin_address)));
+  EXPECT_EQ(HttpStatus(server.ops_address, "/metrics", ""), 200) << "this machine alone may see them";
 }
 
 TEST(TokensTest, LimitsAreThoseOfATokensName) {
@@ -273,13 +300,15 @@ TEST(TokensTest, LimitsAreThoseOfATokensName) {
   EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::CANCELLED);
 }
 
-// One call over a connection of its own.
-grpc::Status CallOverTls(const std::string& address, const std::string& ca, const CertificatePair& own = {}) {
+// A connection of its own.
+std::shared_ptr<grpc::Channel> OverTls(const std::string& address, const std::string& ca,
+                                       const CertificatePair& own = {}) {
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  const auto channel =
-      grpc::CreateCustomChannel(address, grpc::SslCredentials({ca, own.key, own.certificate}), arguments);
-  return Call(channel, "/dflash.v1.InferenceService/GetLoad", "");
+  return grpc::CreateCustomChannel(address, grpc::SslCredentials({ca, own.key, own.certificate}), arguments);
+}
+grpc::Status CallOverTls(const std::string& address, const std::string& ca, const CertificatePair& own = {}) {
+  return CallEmpty(OverTls(address, ca, own), "/dflash.v1.InferenceService/GetLoad");
 }
 
 TEST(TlsTest, PlaintextAndStrangersGetNowhereAndCertificatesRotate) {
@@ -321,9 +350,118 @@ TEST(TlsTest, ClientsNeedACertificateWhereTheServerAsksForOne) {
   GuardedServer server({"--tls-cert", folder.Write("cert", pair.certificate), "--tls-key",
                         folder.Write("key", pair.key), "--tls-client-ca",
                         folder.Write("ca", authority.certificate())});
-  EXPECT_FALSE(CallOverTls(server.address, authority.certificate()).ok());
-  EXPECT_FALSE(CallOverTls(server.address, authority.certificate(), other.Issue("stranger")).ok());
-  EXPECT_TRUE(CallOverTls(server.address, authority.certificate(), authority.Issue("friend")).ok());
+  // Every method of every port, each over a connection of its own.
+  const CertificatePair none, stranger = other.Issue("stranger"),
+                              late = authority.Issue("late", /*expired=*/true),
+                              ally = authority.Issue("friend");
+  for (const std::string& address : {server.address, server.admin_address}) {
+    const auto dial = [&](const CertificatePair& own) {
+      return OverTls(address, authority.certificate(), own);
+    };
+    const auto methods = MethodsOf(dial(ally));
+    ASSERT_GE(methods.size(), 3u);
+    for (const auto& [service, names] : methods) {
+      for (const std::string& method : names) {
+        EXPECT_EQ(CallEmpty(Plain(address), method).error_code(), grpc::StatusCode::UNAVAILABLE)
+            << method << " in plain text";
+        for (const CertificatePair* wrong : {&none, &stranger, &late}) {
+          EXPECT_EQ(CallEmpty(dial(*wrong), method).error_code(), grpc::StatusCode::UNAVAILABLE)
+              << method
+              << (wrong == &none       ? " nobody"
+                  : wrong == &stranger ? " stranger"
+                                       : " expired");
+        }
+      }
+    }
+  }
+  EXPECT_TRUE(CallOverTls(server.address, authority.certificate(), ally).ok());
+}
+
+// Clients that come and go, and one that stays, while both kinds of secrets are replaced again and again.
+TEST(TlsTest, CertificatesAndTokensRotateUnderLoadWithoutAnError) {
+  const Folder folder;
+  const Authority authorities[] = {Authority("first"), Authority("second")};
+  const std::string both = authorities[0].certificate() + authorities[1].certificate();
+  // Certificate and key change together: the folder that they lie in is a link, as Kubernetes does it.
+  int generation = 0;
+  const auto install = [&](const Authority& authority) {
+    const CertificatePair pair = authority.Issue("server");
+    const std::string name = absl::StrCat("generation.", ++generation);
+    fs::create_directory(folder.Path(name));
+    folder.Write(name + "/cert", pair.certificate);
+    folder.Write(name + "/key", pair.key);
+    fs::create_directory_symlink(name, folder.Path("new"));
+    fs::rename(folder.Path("new"), folder.Path("current"));
+  };
+  install(authorities[0]);
+  const auto tokens_text = [](int number) {
+    return TokenLine("user", absl::StrCat("token-", number), "inference") +
+           TokenLine("user", absl::StrCat("token-", number + 1), "inference");
+  };
+  GuardedServer server({"--tls-cert", folder.Path("current/cert"), "--tls-key", folder.Path("current/key"),
+                        "--tls-refresh-seconds", "1", "--token-file",
+                        folder.Write("tokens", tokens_text(0))});
+  std::atomic<int> token = 1;
+  std::atomic<bool> over = false;
+  std::atomic<int64_t> calls = 0;
+  std::mutex mutex;
+  std::vector<std::string> errors;
+  const auto record = [&](const grpc::Status& status) {
+    ++calls;
+    if (status.ok()) return;
+    std::lock_guard lock(mutex);
+    errors.push_back(ctl::Describe(status));
+  };
+  const auto generate = [&](const std::shared_ptr<grpc::Channel>& channel, const v1::GenerateRequest& request,
+                            ctl::Generation* result) {
+    grpc::ClientContext context;
+    context.set_deadline(absl::ToChronoTime(absl::Now() + kPatience));
+    context.AddMetadata("authorization", absl::StrCat("Bearer token-", token.load()));
+    return ctl::ReadGeneration(*v1::InferenceService::NewStub(channel), &context, request, nullptr, result);
+  };
+  ctl::Generation expected, stayed;
+  ASSERT_TRUE(generate(OverTls(server.address, both), EndlessRequest(), &expected).ok());
+  grpc::Status stayed_status;
+  std::thread stays(
+      [&] { stayed_status = generate(OverTls(server.address, both), EndlessRequest(), &stayed); });
+  std::vector<std::thread> come_and_go;
+  for (int i = 0; i < 4; ++i) {
+    come_and_go.emplace_back([&, i] {
+      while (!over) {
+        const auto channel = OverTls(server.address, both);
+        if (i % 2 == 0) {
+          record(Call(channel, "/dflash.v1.InferenceService/GetLoad", absl::StrCat("token-", token.load())));
+        } else {
+          ctl::Generation generated;
+          record(generate(channel, ShortRequest(), &generated));
+        }
+      }
+    });
+  }
+  for (int rotation = 1; rotation <= 4; ++rotation) {
+    const Authority& next = authorities[rotation % 2];
+    install(next);
+    // Until new connections get the new one.
+    EXPECT_TRUE(PollUntil([&] {
+      return Call(OverTls(server.address, next.certificate()), "/grpc.health.v1.Health/Check", "").ok();
+    }));
+    const size_t before = server.process().output().size();
+    folder.Write("tokens", tokens_text(rotation));
+    EXPECT_TRUE(server.process().WaitForLine("tokens were read again: 2", kPatience, before).has_value());
+    token = rotation + 1;
+    // What has begun with the token before may still be on its way: it is good for another round.
+  }
+  over = true;
+  for (std::thread& client : come_and_go) client.join();
+  stays.join();
+  EXPECT_EQ(errors, std::vector<std::string>());
+  EXPECT_GT(calls, 4);
+  EXPECT_TRUE(stayed_status.ok()) << ctl::Describe(stayed_status);
+  EXPECT_EQ(stayed.token_ids, expected.token_ids);
+  EXPECT_EQ(
+      Call(OverTls(server.address, both), "/dflash.v1.InferenceService/GetLoad", "token-1").error_code(),
+      grpc::StatusCode::UNAUTHENTICATED);
+  std::printf("%ld calls, %d certificates\n", static_cast<long>(calls), generation);
 }
 
 TEST(TlsTest, FilesThatCannotWorkEndTheStart) {

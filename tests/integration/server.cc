@@ -1,7 +1,14 @@
 #include "tests/integration/server.h"
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <csignal>
+#include <random>
+#include <regex>
 #include <utility>
 
 #include "boost/asio/connect.hpp"
@@ -38,14 +45,41 @@ std::string LeavingWorkerPath() { return LEAVING_WORKER_PATH; }
 std::string WorkerPath() { return DFLASH_WORKER_PATH; }
 std::string TinyTarget() { return SourcePath("models/tiny-qwen3.6"); }
 
+int FreePort() {
+  std::random_device random;
+  for (;;) {
+    const int port = 20000 + static_cast<int>(random() % 12000);
+    const int socket_fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_in address = {};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    address.sin_port = htons(static_cast<uint16_t>(port));
+    const bool is_free = bind(socket_fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0;
+    close(socket_fd);
+    if (is_free) return port;
+  }
+}
+
+double SumOfMetric(const std::string& page, const std::string& name, const std::string& label) {
+  const std::regex line("(?:^|\n)" + name + "[{]([^}]*)[}] ([^\n]*)");
+  double sum = 0;
+  for (std::sregex_iterator it(page.begin(), page.end(), line), end; it != end; ++it) {
+    if ((*it)[1].str().find(label) != std::string::npos) sum += std::stod((*it)[2]);
+  }
+  return sum;
+}
+
 std::vector<std::string> ServerCommand(const std::vector<std::string>& flags, const std::string& target) {
   std::vector<std::string> command = {
       DflashdPath(), "--model",     target,         "--draft-model", SourcePath("models/tiny-qwen3.6-dflash"),
       "--listen",    "127.0.0.1:0", "--ops-listen", "127.0.0.1:0",   "--admin-listen",
       "127.0.0.1:0"};
+  const auto given = [&](const char* flag) {
+    return std::find(flags.begin(), flags.end(), flag) != flags.end();
+  };
+  if (given("--listen")) command.erase(command.begin() + 5, command.begin() + 7);
   // Most tests look at rounds, which then do not depend on how busy the machine is.
-  if (std::find(flags.begin(), flags.end(), "--block-length") == flags.end())
-    command.insert(command.end(), {"--block-length", "whole"});
+  if (!given("--block-length")) command.insert(command.end(), {"--block-length", "whole"});
   command.insert(command.end(), flags.begin(), flags.end());
   return command;
 }
@@ -69,8 +103,8 @@ std::string HttpGet(const std::string& address, const std::string& target) {
   return error || response.result() != http::status::ok ? std::string() : response.body();
 }
 
-Server::Server(const std::vector<std::string>& flags, const std::string& target)
-    : process_(ServerCommand(flags, target)) {
+Server::Server(const std::vector<std::string>& flags, const std::string& target, const std::string& log)
+    : process_(ServerCommand(flags, target), "", log) {
   const std::optional<std::string> line = process_.WaitForLine("dflashd: listening on ");
   if (!line || !process_.WaitForLine("dflashd: ready")) {
     ADD_FAILURE() << "dflashd does not serve:\n" << process_.output();

@@ -19,15 +19,19 @@ std::string LeavingWorkerPath();  // leaving_worker.cc
 
 std::string WorkerPath();  // dflash-worker
 std::string TinyTarget();  // folder of the small target
-// The command line of a daemon on the small pair (or another target's folder) and free ports, with `flags`
-// added.
+// A port that was free a moment ago, and below those that the system hands out to whoever asks for any.
+int FreePort();
+// The command line of a daemon on the small pair (or another target's folder) and free ports (but for the
+// --listen of `flags`), with `flags` added.
 std::vector<std::string> ServerCommand(const std::vector<std::string>& flags = {},
                                        const std::string& target = TinyTarget());
 
 class Server {
  public:
   // Starts the daemon and waits until it serves. Fails the test when it does not.
-  explicit Server(const std::vector<std::string>& flags = {}, const std::string& target = TinyTarget());
+  // Its log goes to `log`, if that is not empty.
+  explicit Server(const std::vector<std::string>& flags = {}, const std::string& target = TinyTarget(),
+                  const std::string& log = "");
   // Asks it to end, so that it cleans up behind itself, and waits.
   ~Server();
 
@@ -61,6 +65,9 @@ class Server {
 
 // One answer of an HTTP/1.1 server on this machine to GET; the empty string when it does not answer 200.
 std::string HttpGet(const std::string& address, const std::string& target);
+
+// The sum of a metric's series on a metrics page whose labels contain `label`.
+double SumOfMetric(const std::string& page, const std::string& name, const std::string& label = "");
 
 // A generation, read to its end by the client library of dflashctl, which checks the stream's own promises.
 grpc::Status Generate(const std::shared_ptr<grpc::Channel>& channel, const v1::GenerateRequest& request,

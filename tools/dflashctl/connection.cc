@@ -89,7 +89,7 @@ std::optional<std::string> StreamChecker::See(const v1::GenerateResponse& respon
     case v1::GenerateResponse::kStarted:
       if (started_) return "Started came twice";
       started_ = true;
-      choices_.resize(std::max(1u, response.started().effective_sampling().n()));
+      choices_.resize(std::max(1u, response.started().effective_sampling().n()), {.tokens = first_token_});
       return std::nullopt;
     case v1::GenerateResponse::kChunk: {
       if (!started_) return "a chunk before Started";
@@ -195,7 +195,7 @@ grpc::Status ReadGeneration(v1::InferenceService::Stub& stub, grpc::ClientContex
                             const std::function<void(const v1::Chunk&)>& on_chunk, Generation* result) {
   const absl::Time begin = absl::Now();
   const std::unique_ptr<grpc::ClientReader<v1::GenerateResponse>> stream = stub.Generate(context, request);
-  StreamChecker checker;
+  StreamChecker checker(static_cast<uint64_t>(request.resume().output_token_ids_size()));
   std::optional<std::string> broken;
   v1::GenerateResponse response;
   while (!broken && stream->Read(&response)) {

@@ -144,6 +144,8 @@ class Connection {
 // Checks the stream's own promises as its messages arrive (public so that tests can feed it).
 class StreamChecker {
  public:
+  // `first_token`: place of the first token to come; not 0 in a stream that goes on with an output (Resume).
+  explicit StreamChecker(uint64_t first_token = 0) : first_token_(first_token) {}
   // Returns what is wrong with this message, if anything.
   std::optional<std::string> See(const v1::GenerateResponse& response);
   // After the last message of a stream that ended OK.
@@ -154,6 +156,7 @@ class StreamChecker {
     uint64_t tokens = 0;
     bool finished = false;
   };
+  const uint64_t first_token_;
   uint64_t next_seq_ = 0;
   bool started_ = false;
   std::vector<Choice> choices_;  // as many as Started says
