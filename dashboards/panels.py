@@ -192,7 +192,7 @@ SPECULATION = [
                   total(rate('spec_decode_predicted_tokens_per_pos_total'), 'position'),
                   total(rate('spec_decode_num_accepted_tokens_per_pos_total'), 'position'),
                   total(rate('spec_decode_num_draft_tokens_per_pos_total'), 'position'))), '{{position}}')], 8, 8,
-              runbook='broken-drafter', maximum=0.5),
+              runbook='broken-drafter', maximum=0.25),
         Panel('rows', 'Accepted by confidence', 'Share of drafts accepted, by the probability that the drafter gave them. A sound drafter '
               'has as much in each row as its name says.', 'percentunit',
               [(accepted_of('confidence_accepted_total', 'confidence_drafts_total', 'confidence'), '{{confidence}}')], 8, 8,

@@ -29,7 +29,7 @@ FROM_FILES = ('PrometheusRule', 'ConfigMap')
 def helm(version):
     path = support.deploy_tools() / ('helm%d' % version)
     if not path.is_file():
-        raise unittest.SkipTest('there is no %s (tools/install-packages deploy, which needs npm)' % path.name)
+        raise unittest.SkipTest('there is no %s (tools/install-deploy-tools, which needs npm)' % path.name)
     return path
 
 
@@ -121,6 +121,25 @@ class Chart(unittest.TestCase):
                     self.assertEqual(reviewed(render(profile, version=version)), (GOLDEN / (profile + '.yaml')).read_text(),
                                      'look at the difference; tests/deploy/chart_test.py --update takes it')
 
+    def test_commands_of_the_guide(self):
+        """What docs/deploy.md tells people to install renders, its image in it, and the Secrets that it names are made there."""
+        guide = (support.ROOT / 'docs' / 'deploy.md').read_text()
+        commands = [line.split() for line in re.findall(r'^    (helm .* install .*)$', guide, re.M)]
+        self.assertEqual(len(commands), 3)
+        made = set(re.findall(r'create secret generic (\S+)', guide))
+        for command in commands:
+            for version in (3, 4):
+                rendered = documents(support.run(helm(version), *('template' if word == 'install' else word for word in command[1:]), cwd=support.ROOT))
+                wanted = set()
+                for _, template, _ in pod_templates(rendered):
+                    spec = template['spec']
+                    wanted |= {volume['secret']['secretName'] for volume in spec.get('volumes', []) if 'secret' in volume}
+                    for container in spec['containers'] + spec.get('initContainers', []):
+                        wanted |= {entry['valueFrom']['secretKeyRef']['name'] for entry in container.get('env', []) if 'secretKeyRef' in entry.get('valueFrom', {})}
+                        if '--set' in command:
+                            self.assertIn('YOURS', container['image'])
+                self.assertLessEqual(wanted, made, command)
+
     def test_packages(self):
         """A packaged chart has its dashboards and rules."""
         with tempfile.TemporaryDirectory() as folder:
@@ -166,7 +185,7 @@ class Chart(unittest.TestCase):
     def test_typed_schemas(self):
         tools = support.deploy_tools()
         if not (tools / 'node_modules' / 'typescript').is_dir():
-            raise unittest.SkipTest('the types are not installed (tools/install-packages deploy, which needs npm)')
+            raise unittest.SkipTest('the types are not installed (tools/install-deploy-tools, which needs npm)')
         node = support.require_program('node')
         docs = [{'place': '%s: %s %s' % (profile, document['kind'], document['metadata']['name']), 'document': document}
                 for profile in PROFILES for document in documents(render(profile))]

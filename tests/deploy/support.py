@@ -10,7 +10,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 SKIPPED = 77  # CTest shows such a test as skipped (SKIP_RETURN_CODE)
 
 
-def require_program(name, hint='tools/install-packages deploy'):
+def require_program(name, hint='tools/install-deploy-tools'):
     """The path of a program; skips the test, saying why, where there is none."""
     found = shutil.which(name, path=os.environ.get('PATH', '') + ':/usr/sbin:/sbin')
     if not found:
@@ -28,7 +28,7 @@ def build_folder():
 
 
 def deploy_tools():
-    """Where tools/install-packages deploy puts Helm and the types."""
+    """Where tools/install-deploy-tools puts Helm and the types."""
     return pathlib.Path(os.environ.get('DFLASHD_DEPLOY_TOOLS', ROOT / 'build' / 'deploy-tools'))
 
 
