@@ -245,12 +245,14 @@ class Range {
       // Another rank comes late to the collective in which the struck one waits for it then.
       const int late = Pids()[static_cast<size_t>((strike.rank + 1) % ranks_)];
       const int pid = Pids()[static_cast<size_t>(strike.rank)];
-      // Stopped between two plans, a leader would be waited for elsewhere: then once more.
+      // Stopped between two plans, a leader would be waited for elsewhere: then once more. Longer each time,
+      // for busy machines, but not so long that its silence counts.
+      absl::Duration patience = absl::Milliseconds(300);
       ASSERT_TRUE(PollUntil([&] {
         kill(late, SIGSTOP);
-        if (PollUntil([&] { return IsStopped(late) && IsInCollective(pid); }, absl::Milliseconds(300)))
-          return true;
+        if (PollUntil([&] { return IsStopped(late) && IsInCollective(pid); }, patience)) return true;
         kill(late, SIGCONT);
+        patience = std::min(patience * 2, absl::Duration(absl::Seconds(2)));
         return false;
       }));
       Hit(strike);
