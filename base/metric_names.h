@@ -453,6 +453,13 @@ inline constexpr MetricInfo kCertificateExpiry{
     "When a certificate of the listening ports ends, as seconds of the Unix epoch, by what it is for "
     "(server, client_ca); there is none without TLS.",
     {"file"}};
+inline constexpr MetricInfo kTraceSpans{"dflashd_trace_spans_total",
+                                        MetricType::kCounter,
+                                        MetricScope::kServer,
+                                        "Spans for the trace collector by what became of them (exported, "
+                                        "failed: the collector did not take them, "
+                                        "queue_full); there is none without --otlp-endpoint.",
+                                        {"outcome"}};
 inline constexpr MetricInfo kGrpcHandled{"dflashd_grpc_server_handled_total",
                                          MetricType::kCounter,
                                          MetricScope::kServer,
@@ -530,6 +537,7 @@ inline constexpr const MetricInfo* kAll[] = {&kRequests,
                                              &kGroupInfo,
                                              &kMemoryBytes,
                                              &kCertificateExpiry,
+                                             &kTraceSpans,
                                              &kGrpcHandled};
 
 // The table entry of that name, or null.

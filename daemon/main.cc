@@ -26,6 +26,8 @@
 #include "base/exit_codes.h"
 #include "base/group_secret.h"
 #include "base/host_port.h"
+#include "base/regular_file.h"
+#include "base/sha256.h"
 #include "base/status.h"
 #include "daemon/auth/token_store.h"
 #include "daemon/frontend/checkpoint_prompts.h"
@@ -33,6 +35,7 @@
 #include "daemon/log/log.h"
 #include "daemon/metrics/exporter.h"
 #include "daemon/ops/ops_server.h"
+#include "daemon/probes.h"
 #include "daemon/remote_group.h"
 #include "daemon/routing/dispatcher.h"
 #include "daemon/rpc/admin_server.h"
@@ -40,6 +43,7 @@
 #include "daemon/rpc/inference_service.h"
 #include "daemon/rpc/public_server.h"
 #include "daemon/settings.h"
+#include "daemon/traces/trace_exporter.h"
 #include "daemon/worker_program.h"
 #include "spdlog/sinks/stdout_sinks.h"
 #include "spdlog/spdlog.h"
@@ -72,12 +76,6 @@ class Groups {
     for (const auto& [name, group] : local_) lives.emplace(name, group->Lives());
     for (const auto& [name, group] : remote_) lives.emplace(name, group->Lives());
     return lives;
-  }
-  // All groups are gone for good: only a new process helps.
-  bool AllGivenUp() const {
-    const auto lives = Lives();
-    return !lives.empty() &&
-           std::all_of(lives.begin(), lives.end(), [](const auto& entry) { return entry.second.given_up; });
   }
   // Lets go of groups on other hosts; ends those of this one, all at once. They stay here: others know them.
   void Shutdown(absl::Duration timeout) {
@@ -134,19 +132,38 @@ void RefreshGauges(const Dispatcher& dispatcher, const Groups& groups, Exporter&
   }
 }
 
-// When the certificates end. A file that cannot be read now leaves its gauge as it is: MakeServerCredentials
-// has read it, and says why when it cannot.
-void RefreshCertificates(const Settings& settings, Exporter& exporter) {
-  for (const auto& [label, path] :
-       {std::pair("server", &settings.tls_cert), std::pair("client_ca", &settings.tls_client_ca)}) {
-    if (path->empty()) continue;
-    const absl::StatusOr<absl::Time> expiry = CertificateExpiry(*path);
-    if (!expiry.ok()) continue;
-    exporter.server()
-        .Gauge(metrics::kCertificateExpiry, {{"file", label}})
-        .Set(static_cast<double>(absl::ToUnixSeconds(*expiry)));
+// Watches the certificates: when they end is a metric, and that they were changed is in the log. What cannot
+// be read now leaves everything as it is: MakeServerCredentials has read it, and says why when it cannot.
+class CertificateWatch {
+ public:
+  CertificateWatch(const Settings& settings, Exporter* exporter)
+      : files_({{"server", settings.tls_cert}, {"client_ca", settings.tls_client_ca}}), exporter_(exporter) {
+    Refresh();
   }
-}
+  void Refresh() {
+    for (const auto& [label, path] : files_) {
+      if (path.empty()) continue;
+      const absl::StatusOr<absl::Time> expiry = CertificateExpiry(path);
+      if (!expiry.ok()) continue;
+      exporter_->server()
+          .Gauge(metrics::kCertificateExpiry, {{"file", label}})
+          .Set(static_cast<double>(absl::ToUnixSeconds(*expiry)));
+      const absl::StatusOr<std::string> bytes = ReadFile(path, kMaxCertificateBytes);
+      if (!bytes.ok()) continue;
+      const std::string digest = Sha256().Add(*bytes).HexDigest();
+      const auto [known, is_new] = known_.try_emplace(label, digest);
+      if (is_new || std::exchange(known->second, digest) == digest) continue;
+      spdlog::info("certificates were read again: {} ends {}", path,
+                   absl::FormatTime(*expiry, absl::UTCTimeZone()));
+    }
+  }
+
+ private:
+  static constexpr int64_t kMaxCertificateBytes = 1 << 20;
+  const std::map<std::string, std::string> files_;  // paths by what they are for
+  Exporter* const exporter_;
+  std::map<std::string, std::string> known_;  // digests
+};
 
 // Does an address of a flag stand for this machine alone?
 bool IsLoopback(const std::string& address) {
@@ -154,27 +171,18 @@ bool IsLoopback(const std::string& address) {
   return host == "localhost" || host == "[::1]" || host.rfind("127.", 0) == 0;
 }
 
-OpsReply Answer(const std::string& path, const Dispatcher& dispatcher, Exporter& exporter,
-                const Groups& groups, const std::atomic<bool>& has_been_ready, absl::Time last_tick) {
-  if (path == "/metrics") {
+OpsReply Answer(const OpsRequest& request, const Dispatcher& dispatcher, Exporter& exporter,
+                const Groups& groups, bool has_been_ready, absl::Time last_tick) {
+  if (request.path == "/metrics") {
     return {
         .status = 200, .content_type = "text/plain; version=0.0.4; charset=utf-8", .body = exporter.Text()};
   }
-  if (path == "/version") return {.body = DFLASHD_VERSION "\n"};
-  const Dispatcher::Stats stats = dispatcher.GetStats();
-  constexpr absl::Duration kMaxTickAge = absl::Seconds(10);
-  const std::string why = stats.detail.empty() ? "not ready" : stats.detail;
-  if (path == "/livez") {
-    // A lost group comes back by itself, unless it was given up: then only a new process helps.
-    const bool lost = !stats.draining && groups.AllGivenUp();
-    if (absl::Now() - last_tick > kMaxTickAge) return {.status = 503, .body = "the timer stands still\n"};
-    return lost ? OpsReply{.status = 503, .body = why + "\n"} : OpsReply{.body = "ok\n"};
-  }
-  if (path == "/readyz")
-    return stats.serving ? OpsReply{.body = "ok\n"} : OpsReply{.status = 503, .body = why + "\n"};
-  if (path == "/startupz") {
-    return has_been_ready ? OpsReply{.body = "ok\n"} : OpsReply{.status = 503, .body = why + "\n"};
-  }
+  if (request.path == "/version") return {.body = DFLASHD_VERSION "\n"};
+  const std::optional<OpsReply> reply = AnswerProbe(request, {.stats = dispatcher.GetStats(),
+                                                              .lives = groups.Lives(),
+                                                              .has_been_ready = has_been_ready,
+                                                              .tick_age = absl::Now() - last_tick});
+  if (reply.has_value()) return *reply;
   return {.status = 404, .body = "no such page; there are /metrics, /livez, /readyz, /startupz, /version\n"};
 }
 
@@ -268,7 +276,7 @@ int Serve(const Settings& settings, const RemoteLeaders& remote) {
 
   Exporter exporter(settings.model_name);
   exporter.server().Gauge(metrics::kBuildInfo, {{"version", DFLASHD_VERSION}}).Set(1);
-  RefreshCertificates(settings, exporter);
+  CertificateWatch certificates(settings, &exporter);
   Dispatcher dispatcher({.queue = {.max_requests = settings.max_queued_requests,
                                    .max_prompt_tokens = settings.max_queued_tokens,
                                    .max_wait = absl::Seconds(settings.max_queue_seconds)},
@@ -276,10 +284,22 @@ int Serve(const Settings& settings, const RemoteLeaders& remote) {
                                     .requests_per_second = settings.max_client_rate},
                          .replay_patience = absl::Seconds(settings.replay_seconds)},
                         &absl::Now);
+  std::unique_ptr<TraceExporter> traces;
+  if (!settings.otlp_endpoint.empty()) {
+    absl::StatusOr<OtlpEndpoint> endpoint = ParseOtlpEndpoint(settings.otlp_endpoint);
+    if (!endpoint.ok())
+      return Fail(kExitBadFlags, absl::StrCat("--otlp-endpoint: ", std::string(endpoint.status().message())));
+    traces =
+        std::make_unique<TraceExporter>(TraceExporter::Options{.endpoint = *std::move(endpoint),
+                                                               .version = DFLASHD_VERSION,
+                                                               .sample_ratio = settings.otlp_sample_ratio},
+                                        &exporter.server());
+  }
   InferenceService service({.model = settings.model_name,
                             .drafter_name = std::filesystem::path(settings.draft_model).filename().string(),
                             .version = DFLASHD_VERSION,
-                            .tokens = tokens.get()},
+                            .tokens = tokens.get(),
+                            .traces = traces.get()},
                            &dispatcher, &*prompts, &exporter);
 
   const bool reflection = settings.reflection == "on" || (settings.reflection == "auto" && tokens == nullptr);
@@ -305,8 +325,7 @@ int Serve(const Settings& settings, const RemoteLeaders& remote) {
                     .body = absl::StrCat(std::string(allowed.message()), "\n")};
           }
         }
-        return Answer(request.path, dispatcher, exporter, groups, has_been_ready,
-                      absl::FromUnixNanos(last_tick));
+        return Answer(request, dispatcher, exporter, groups, has_been_ready, absl::FromUnixNanos(last_tick));
       });
   if (!ops.ok())
     return Fail(kExitCannotListen, absl::StrCat("--ops-listen: ", std::string(ops.status().message())));
@@ -386,7 +405,7 @@ int Serve(const Settings& settings, const RemoteLeaders& remote) {
       service.Tick(absl::Now());
       if (++ticks % 10 == 0) {
         if (tokens != nullptr) RefreshTokens(tokens.get());
-        RefreshCertificates(settings, exporter);
+        certificates.Refresh();
       }
       last_tick = absl::GetCurrentTimeNanos();
     }

@@ -44,6 +44,13 @@ FlagParser MakeParser(Settings& settings) {
                 &settings.open_metrics);
   parser.Choice("log-format", {"text", "json"}, "of the log on standard error", &settings.log_format);
   parser.Choice("log-level", {"debug", "info", "warn", "error"}, "least that is logged", &settings.log_level);
+  parser.Text("otlp-endpoint", "URL",
+              "where a collector takes traces, OTLP over HTTP in JSON: http://HOST[:4318][/v1/traces]; "
+              "empty: nowhere",
+              &settings.otlp_endpoint);
+  parser.Number("otlp-sample-ratio", "X",
+                "share of traces that begin here that are recorded; in others the caller's decision counts",
+                0, 1, &settings.otlp_sample_ratio);
   parser.Number("drain-grace-seconds", "S",
                 "on SIGTERM, time in which requests are still taken while probes already say no", 0, 3600,
                 &settings.drain_grace_seconds);

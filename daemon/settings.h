@@ -27,6 +27,8 @@ struct Settings {
   std::string reflection = "auto";
   bool open_metrics = false;
   std::string log_format = "text", log_level = "info";
+  std::string otlp_endpoint;  // empty: no traces
+  double otlp_sample_ratio = 1;
   double drain_grace_seconds = 0;
   double drain_seconds = 120;
   int64_t tp = 1;

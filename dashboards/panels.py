@@ -293,7 +293,10 @@ SERVING = [
               [(quantile(q, 'request_%s_tokens' % kind), '%s p%g' % (kind, 100 * q)) for kind in ('prompt', 'output') for q in (0.5, 0.99)],
               8, 8, see='engine'),
         Panel('states', 'Draining', 'A server that goes down takes nothing new.', 'short',
-              [(series('draining', scope=S), '{{instance}}')], 24, 4, HIGH_IS_BAD(1, 1), runbook='draining', names={0: 'no', 1: 'draining'}),
+              [(series('draining', scope=S), '{{instance}}')], 12, 4, HIGH_IS_BAD(1, 1), runbook='draining', names={0: 'no', 1: 'draining'}),
+        Panel('timeseries', 'Spans for the trace collector', 'A second: exported; dropped because it did not take them, or because too many waited.',
+              'ops', [(total(rate('trace_spans_total', scope=S), 'outcome'), '{{outcome}}')], 12, 4, see='serving',
+              empty='no --otlp-endpoint'),
     ]),
 ]
 

@@ -327,6 +327,15 @@ absl::Status CheckRequest(const ClientRequest& request, const GroupInfo& info) {
         "output.top_logprobs",
         absl::StrCat("must be at most ", RequestLimits::kMaxTopLogProbs, ", not ", *request.top_logprobs));
   }
+  if (request.prompt_logprobs.value_or(0) > RequestLimits::kMaxTopLogProbs) {
+    return BadParameter(
+        "output.prompt_logprobs",
+        absl::StrCat("must be at most ", RequestLimits::kMaxTopLogProbs, ", not ", *request.prompt_logprobs));
+  }
+  if (request.prompt_logprobs.has_value() && request.resume.has_value()) {
+    return BadParameter("output.prompt_logprobs",
+                        "they came with the output's beginning; it goes on without them");
+  }
   if (request.priority < kMinPriority || request.priority > kMaxPriority) {
     return BadParameter("scheduling.priority", absl::StrCat("must be from ", kMinPriority, " to ",
                                                             kMaxPriority, ", not ", request.priority));
@@ -382,6 +391,15 @@ absl::StatusOr<GroupRequest> Prepare(const ClientRequest& request, const GroupIn
   for (const std::vector<uint32_t>& word : request.bad_words)
     prepared.bad_words.emplace_back(word.begin(), word.end());
   if (request.top_logprobs.has_value()) prepared.log_probs = 1 + static_cast<int32_t>(*request.top_logprobs);
+  if (request.prompt_logprobs.has_value()) {
+    prepared.prompt_log_probs = 1 + static_cast<int32_t>(*request.prompt_logprobs);
+    if (prompt_tokens * prepared.prompt_log_probs > RequestLimits::kMaxPromptLogProbs) {
+      return BadParameter("output.prompt_logprobs",
+                          absl::StrCat("prompt tokens times (1 + prompt_logprobs) must be at most ",
+                                       RequestLimits::kMaxPromptLogProbs, ", not ", prompt_tokens, " times ",
+                                       prepared.prompt_log_probs));
+    }
+  }
   if (request.min_tokens > prepared.max_tokens) {
     return BadParameter(
         "stopping.min_tokens",

@@ -28,6 +28,8 @@ struct RequestLimits {
   static constexpr size_t kMaxBadWords = 64;
   static constexpr size_t kMaxBadWordTokens = 32;
   static constexpr uint32_t kMaxTopLogProbs = 20;
+  // What a server may have to keep for a client that reads slowly: prompt tokens times (1 + prompt_logprobs).
+  static constexpr int64_t kMaxPromptLogProbs = 262144;
   static constexpr uint32_t kMaxN = 16;
   static constexpr size_t kMaxLabels = 16;
   static constexpr size_t kMaxLabelKeyBytes = 64, kMaxLabelValueBytes = 256;
@@ -74,9 +76,10 @@ absl::Status CheckChat(const ChatPrompt& chat, const std::string& field);
 absl::Status CheckRequest(const ClientRequest& request, const GroupInfo& info);
 
 // Tokenizes the prompt and fills in defaults. Call it after CheckRequest. `random_seed` is used when the
-// request has no seed. InvalidArgument: an empty prompt; a token id out of range; reason CONTEXT_TOO_LONG:
-// prompt and max_tokens together are over the context limit. FailedPrecondition: a limit of thinking where
-// the tokenizer has no marks of it. Unimplemented: a schema with a keyword that is not built.
+// request has no seed. InvalidArgument: an empty prompt; a token id out of range; too many log probabilities
+// of the prompt; reason CONTEXT_TOO_LONG: prompt and max_tokens together are over the context limit.
+// FailedPrecondition: a limit of thinking where the tokenizer has no marks of it. Unimplemented: a schema
+// with a keyword that is not built.
 absl::StatusOr<GroupRequest> Prepare(const ClientRequest& request, const GroupInfo& info,
                                      const PromptEncoder& encoder, uint64_t random_seed);
 

@@ -339,6 +339,13 @@ TEST(Prepare, NamesTheParameterThatIsOutOfRange) {
        }},
       {"stopping.min_tokens", [](auto& r) { r.min_tokens = 96; }},
       {"output.top_logprobs", [](auto& r) { r.top_logprobs = 21; }},
+      {"output.prompt_logprobs", [](auto& r) { r.prompt_logprobs = 21; }},
+      {"output.prompt_logprobs",
+       [](auto& r) {
+         r.prompt_logprobs = 0;
+         r.seed = 1;
+         r.resume = {{1, 2, 3}, FingerprintOf(Info())};
+       }},
       {"sampling.n", [](auto& r) { r.n = 0; }},
       {"sampling.n", [](auto& r) { r.n = 17; }},
       {"metadata", [](auto& r) { r.labels.resize(17); }},
@@ -387,6 +394,23 @@ TEST(Prepare, NamesTheParameterThatIsOutOfRange) {
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << c.field;
     EXPECT_EQ(DetailsOf(status).field, c.field);
   }
+}
+
+TEST(Prepare, LogProbabilitiesOfAPromptAreBounded) {
+  ClientRequest request = TextRequest();
+  request.prompt_logprobs = 20;
+  EXPECT_EQ(CheckAndPrepare(request)->prompt_log_probs, 21);
+  GroupInfo info = Info();
+  info.max_context_tokens = 1 << 20;
+  const int64_t most = RequestLimits::kMaxPromptLogProbs / 21;
+  request.prompt = TextPrompt{std::string(static_cast<size_t>(most), 'x')};
+  EXPECT_TRUE(CheckAndPrepare(request, info).ok());
+  request.prompt = TextPrompt{std::string(static_cast<size_t>(most) + 1, 'x')};
+  const absl::Status status = CheckAndPrepare(request, info).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(DetailsOf(status).field, "output.prompt_logprobs");
+  request.prompt_logprobs = 0;
+  EXPECT_EQ(CheckAndPrepare(request, info)->prompt_log_probs, 1);
 }
 
 TEST(Prepare, ALimitOfThinkingNeedsItsMarks) {

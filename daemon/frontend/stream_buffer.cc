@@ -1,5 +1,6 @@
 #include "daemon/frontend/stream_buffer.h"
 
+#include <algorithm>
 #include <iterator>
 #include <utility>
 
@@ -9,6 +10,11 @@
 namespace dflash {
 
 absl::Status StreamBuffer::AddTokens(StepOutput output) {
+  if (!output.prompt_log_probs.empty()) {
+    prompt_places_.insert(prompt_places_.end(), std::make_move_iterator(output.prompt_log_probs.begin()),
+                          std::make_move_iterator(output.prompt_log_probs.end()));
+    if (output.tokens.empty()) return absl::OkStatus();
+  }
   size_t bytes = 0;
   if (options_.tokens) bytes += output.tokens.size() * sizeof(int32_t);
   if (options_.text) bytes += output.text.size();  // may be held back yet
@@ -68,6 +74,22 @@ void StreamBuffer::AddFinished(const FinishedOutput& finished) {
 }
 
 std::optional<StreamEvent> StreamBuffer::Next() {
+  if (sent_places_ < prompt_places_.size()) {
+    OutputChunk chunk;
+    chunk.first_token_offset = options_.first_token;
+    chunk.first_prompt_position = prompt_position_;
+    const size_t count = std::min(kMaxPromptPlaces, prompt_places_.size() - sent_places_);
+    const auto begin = prompt_places_.begin() + static_cast<int64_t>(sent_places_);
+    chunk.prompt_log_probs.assign(std::make_move_iterator(begin),
+                                  std::make_move_iterator(begin + static_cast<int64_t>(count)));
+    prompt_position_ += static_cast<int64_t>(count);
+    sent_places_ += count;
+    if (sent_places_ == prompt_places_.size()) {
+      prompt_places_ = {};
+      sent_places_ = 0;
+    }
+    return chunk;
+  }
   if (unsent_bytes_ > 0) {
     unsent_bytes_ = 0;
     return std::exchange(chunk_, OutputChunk());

@@ -34,6 +34,9 @@ struct OutputChunk {
   std::string reasoning = {};
   std::vector<ToolCall> calls = {};
   std::vector<PlaceLogProbs> log_probs = {};
+  // Of the prompt; then there is nothing else in the chunk.
+  int64_t first_prompt_position = 0;
+  std::vector<PlaceLogProbs> prompt_log_probs = {};
 };
 
 using StreamEvent = std::variant<OutputChunk, FinishedOutput>;
@@ -54,11 +57,16 @@ class StreamBuffer {
 
   // In the order of OutputListener.
   // ResourceExhausted (reason SLOW_CONSUMER): more than max_unsent_bytes would wait; the output is not taken.
+  // Log probabilities of the prompt do not count: they come faster than many a client reads, and the request
+  // bounds them (RequestLimits::kMaxPromptLogProbs).
   absl::Status AddTokens(StepOutput output);
   void AddFinished(const FinishedOutput& finished);
 
-  // The next event to send: everything that is here of its kind; nullopt when there is nothing to send.
+  // The next event to send: everything that is here of its kind, but of the prompt's log probabilities at
+  // most kMaxPromptPlaces; nullopt when there is nothing to send.
   std::optional<StreamEvent> Next();
+
+  static constexpr size_t kMaxPromptPlaces = 256;
 
   size_t unsent_bytes() const { return unsent_bytes_; }
 
@@ -69,6 +77,9 @@ class StreamBuffer {
   const Options options_;
   std::unique_ptr<ChatOutputParser> parser_;  // null: text is content
   OutputChunk chunk_;
+  std::vector<PlaceLogProbs> prompt_places_;  // of the prompt's tokens behind the first
+  size_t sent_places_ = 0;                    // of those of this vector
+  int64_t prompt_position_ = 1;               // of the next one to be sent
   size_t unsent_bytes_ = 0;
   int64_t output_tokens_;
   std::optional<FinishedOutput> finished_;

@@ -11,7 +11,7 @@ using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
 StepOutput Step(std::vector<int32_t> tokens, std::string text, std::vector<Round> rounds = {}) {
-  return {std::move(tokens), std::move(text), std::move(rounds), {}};
+  return {std::move(tokens), std::move(text), std::move(rounds), {}, {}};
 }
 
 OutputChunk NextChunk(StreamBuffer& buffer) {
@@ -39,6 +39,34 @@ TEST(StreamBuffer, AFastReaderGetsEveryStep) {
   buffer.AddFinished({});
   EXPECT_TRUE(std::holds_alternative<FinishedOutput>(buffer.Next().value()));
   EXPECT_FALSE(buffer.Next().has_value());
+}
+
+StepOutput PromptPlaces(size_t count, float first) {
+  StepOutput output;
+  for (size_t i = 0; i < count; ++i)
+    output.prompt_log_probs.push_back({.log_prob = first - static_cast<float>(i), .top = {}});
+  return output;
+}
+
+// However many there are, they come first, in pieces, and make nobody a slow reader.
+TEST(StreamBuffer, LogProbabilitiesOfThePromptComeInPieces) {
+  StreamBuffer buffer({.max_unsent_bytes = 64});
+  ASSERT_TRUE(buffer.AddTokens(PromptPlaces(200, 0)).ok());
+  ASSERT_TRUE(buffer.AddTokens(PromptPlaces(200, -200)).ok());
+  ASSERT_TRUE(buffer.AddTokens(Step({10}, "a")).ok());
+  int64_t place = 0;
+  for (const size_t size : {256, 144}) {
+    const OutputChunk chunk = NextChunk(buffer);
+    EXPECT_EQ(chunk.first_prompt_position, place + 1);
+    EXPECT_THAT(chunk.tokens, IsEmpty());
+    ASSERT_EQ(chunk.prompt_log_probs.size(), size);
+    for (const PlaceLogProbs& log_probs : chunk.prompt_log_probs)
+      EXPECT_EQ(log_probs.log_prob, -static_cast<float>(place++));
+  }
+  const OutputChunk chunk = NextChunk(buffer);
+  EXPECT_THAT(chunk.tokens, ElementsAre(10));
+  EXPECT_THAT(chunk.prompt_log_probs, IsEmpty());
+  EXPECT_EQ(buffer.AddTokens(Step({}, std::string(65, 'x'))).code(), absl::StatusCode::kResourceExhausted);
 }
 
 TEST(StreamBuffer, ASlowReaderGetsThemMergedWithEveryRound) {

@@ -36,8 +36,10 @@ std::optional<TraceContext> ParseTraceparent(std::string_view header) {
       !IsHex(flags)) {
     return std::nullopt;
   }
-  return TraceContext{std::string(trace), std::string(span),
-                      static_cast<uint8_t>(Digit(flags[0]) << 4 | Digit(flags[1]))};
+  return TraceContext{std::string(trace),
+                      std::string(span),
+                      static_cast<uint8_t>(Digit(flags[0]) << 4 | Digit(flags[1])),
+                      {}};
 }
 
 std::string FormatTraceparent(const TraceContext& context) {
@@ -48,8 +50,9 @@ std::string FormatTraceparent(const TraceContext& context) {
 TraceContext ContinueTrace(const std::optional<TraceContext>& caller, uint64_t bits, uint64_t more_bits,
                            uint64_t span_bits) {
   // Version 00 gives a meaning to the lowest flag alone.
-  if (caller.has_value()) return {caller->trace_id, Hex(span_bits), static_cast<uint8_t>(caller->flags & 1)};
-  return {absl::StrCat(Hex(bits), Hex(more_bits)), Hex(span_bits), 0};
+  if (caller.has_value())
+    return {caller->trace_id, Hex(span_bits), static_cast<uint8_t>(caller->flags & 1), caller->span_id};
+  return {absl::StrCat(Hex(bits), Hex(more_bits)), Hex(span_bits), 0, {}};
 }
 
 }  // namespace dflash

@@ -9,9 +9,10 @@
 namespace dflash {
 
 struct TraceContext {
-  std::string trace_id;  // 32 lower-case hexadecimal digits, not all zero
-  std::string span_id;   // 16, likewise
-  uint8_t flags = 0;     // bit 0: the caller records this trace
+  std::string trace_id;             // 32 lower-case hexadecimal digits, not all zero
+  std::string span_id;              // 16, likewise
+  uint8_t flags = 0;                // bit 0: this trace is recorded
+  std::string parent_span_id = {};  // the caller's; empty: the trace begins here
 };
 
 // Reads a traceparent header; nullopt when it is none. A higher version than 00 is read as far as 00 goes.

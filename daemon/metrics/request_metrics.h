@@ -52,6 +52,10 @@ class RequestTimeline {
   void OnFinished(absl::Time now, const FinishedOutput& finished);
   void OnFailed(absl::Time now, const absl::Status& status);
 
+  absl::Time received_at() const { return received_; }
+  absl::Time started_at() const { return started_; }                               // InfinitePast: it has not
+  absl::Time first_token_at() const { return first_token_; }                       // likewise
+  absl::Time ended_at() const { return ended_; }                                   // likewise
   absl::Duration queue_time() const { return started_ - received_; }               // after OnStarted
   absl::Duration time_to_first_token() const { return first_token_ - received_; }  // after the first OnTokens
   absl::Duration total_time() const { return ended_ - received_; }                 // after the end

@@ -51,7 +51,9 @@ class Session : public std::enable_shared_from_this<Session> {
     OpsReply reply = {.status = 405, .body = "only GET and HEAD\n"};
     if (request.method() == http::verb::get || request.method() == http::verb::head) {
       const std::string target(request.target());
-      reply = handler_({.path = target.substr(0, target.find('?')),
+      const size_t mark = target.find('?');
+      reply = handler_({.path = target.substr(0, mark),
+                        .query = mark == std::string::npos ? "" : target.substr(mark + 1),
                         .authorization = std::string(request[http::field::authorization])});
     }
     response_ = {static_cast<http::status>(reply.status), request.version()};

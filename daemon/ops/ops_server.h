@@ -19,6 +19,7 @@ struct OpsReply {
 
 struct OpsRequest {
   std::string path;           // without query
+  std::string query;          // what stands behind '?'
   std::string authorization;  // the header of that name, may be empty
 };
 

@@ -30,6 +30,7 @@ std::string Get(const std::string& path, const char* method = "GET") {
 
 OpsReply Handle(const OpsRequest& request) {
   if (request.path == "/livez") return {.body = "ok\n"};
+  if (request.path == "/query") return {.body = request.query + "\n"};
   if (request.path == "/secret") {
     return request.authorization == "Bearer x" ? OpsReply{.body = "told\n"}
                                                : OpsReply{.status = 401, .body = ""};
@@ -43,6 +44,8 @@ TEST(OpsServerTest, AnswersGetAndHeadAndNothingElse) {
   const int port = (*server)->port();
   EXPECT_THAT(Ask(port, Get("/livez?verbose")), AllOf(HasSubstr("200 OK"), HasSubstr("\r\n\r\nok\n")));
   EXPECT_THAT(Ask(port, Get("/livez", "HEAD")), AllOf(HasSubstr("200 OK"), Not(HasSubstr("\r\n\r\nok"))));
+  EXPECT_THAT(Ask(port, Get("/query?verbose&x=1")), HasSubstr("\r\n\r\nverbose&x=1\n"));
+  EXPECT_THAT(Ask(port, Get("/query")), HasSubstr("\r\n\r\n\n"));
   EXPECT_THAT(Ask(port, Get("/nothing")), HasSubstr("404 Not Found"));
   EXPECT_THAT(Ask(port, Get("/secret")),
               AllOf(HasSubstr("401 Unauthorized"), HasSubstr("WWW-Authenticate: Bearer")));

@@ -82,6 +82,7 @@ struct ClientRequest {
   std::optional<bool> text;
   bool special_tokens_in_text = false;
   std::optional<uint32_t> top_logprobs;
+  std::optional<uint32_t> prompt_logprobs;
   bool parse = false;
   // Speculation.
   SpeculationChoice speculation = SpeculationChoice::kServerDefault;

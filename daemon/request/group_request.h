@@ -59,6 +59,8 @@ struct GroupRequest {
   bool include_stop_in_text = false;
   bool thinks = false;                 // the prompt has opened thinking
   int32_t log_probs = 0;               // 0: none; else one and the number of best tokens
+  int32_t prompt_log_probs = 0;        // the same of the prompt's tokens but the first
+  int64_t prompt_log_probs_done = 0;   // of them, so many first ones came in an earlier life of the request
   std::vector<int32_t> output_tokens;  // of an earlier life of the request; the output goes on behind them
   bool speculate = true;
   int32_t max_draft_tokens = 0;  // 0: as many as the drafter gives
@@ -119,6 +121,8 @@ struct StepOutput {
   std::string text;
   std::vector<Round> rounds;                  // at most one entry; none for the first token
   std::vector<PlaceLogProbs> log_probs = {};  // one per token, if the request wants them
+  // Of the prompt's next tokens; all of them before the first token, in reports of their own.
+  std::vector<PlaceLogProbs> prompt_log_probs = {};
 };
 
 enum class StopCause : uint8_t { kStopToken, kStopString, kLength, kConstraint };

@@ -44,12 +44,14 @@ Dispatcher::Dispatcher(const AdmissionLimits& limits, absl::Time (*clock)())
     : clock_(clock),
       queue_(limits.queue),
       clients_(limits.client),
-      replay_patience_(limits.replay_patience) {}
+      replay_patience_(limits.replay_patience),
+      stage_since_(clock()) {}
 
 void Dispatcher::AddGroup(Group* group) {
   absl::MutexLock lock(&mutex_);
   members_.push_back(std::make_unique<Member>());
   members_.back()->group = group;
+  members_.back()->since = clock_();
 }
 
 void Dispatcher::Revive(Group* group) {
@@ -57,6 +59,7 @@ void Dispatcher::Revive(Group* group) {
   Member& member = Find(group);
   if (member.state != GroupState::kLost) return;
   member.state = GroupState::kLoading;
+  member.since = clock_();
   member.granted = member.submitted = 0;
   member.on_probation = true;
 }
@@ -308,6 +311,7 @@ void Dispatcher::GoTo(Stage stage) {
   {
     absl::MutexLock lock(&mutex_);
     if (stage_ >= stage) return;
+    if (stage_ == Stage::kServing) stage_since_ = clock_();
     stage_ = stage;
   }
   ServingChanged();
@@ -326,6 +330,7 @@ absl::Status Dispatcher::Resume() {
     absl::MutexLock lock(&mutex_);
     if (stage_ == Stage::kShutDown) return absl::FailedPreconditionError("the process is ending");
     stage_ = Stage::kServing;
+    stage_since_ = clock_();
   }
   ServingChanged();
   return absl::OkStatus();
@@ -374,14 +379,15 @@ Dispatcher::Stats Dispatcher::GetStats() const {
   stats.serving = serving.ok();
   stats.detail = std::string(serving.message());
   stats.draining = stage_ >= Stage::kLeaving;
+  stats.stage_age = clock_() - stage_since_;
   stats.waiting = queue_.size() + static_cast<int64_t>(replays_.size());
   stats.waiting_prompt_tokens = queue_.prompt_tokens();
   stats.oldest_waiting = queue_.OldestAge(clock_());
   stats.limits = queue_.limits();
   for (const auto& member : members_) {
     stats.running += member->running;
-    stats.groups.push_back(
-        {member->group->name(), member->state, member->why_lost, member->running, member->info});
+    stats.groups.push_back({member->group->name(), member->state, member->why_lost, member->running,
+                            member->info, clock_() - member->since});
   }
   return stats;
 }
@@ -406,6 +412,7 @@ void Dispatcher::OnReady(Group* group, const GroupInfo& info) {
     Member& member = Find(group);
     if (member.state != GroupState::kLoading) return;
     member.state = GroupState::kReady;
+    member.since = clock_();
     member.info = info;
     none_ready_since_ = absl::InfiniteFuture();
   }
@@ -438,6 +445,8 @@ void Dispatcher::OnTokens(Group* group, const std::string& key, StepOutput outpu
     if (live == nullptr) return;
     std::vector<int32_t>& emitted = live->request.output_tokens;
     emitted.insert(emitted.end(), output.tokens.begin(), output.tokens.end());
+    live->request.prompt_log_probs_done += static_cast<int64_t>(output.prompt_log_probs.size());
+    if (!emitted.empty()) live->request.prompt_log_probs = 0;  // they have all come
     for (const Round& round : output.rounds) Count(round, &live->counted);
     if (live->is_suspect && !output.tokens.empty()) {
       Clear(*live);
@@ -506,6 +515,7 @@ void Dispatcher::OnLost(Group* group, const std::string& why) {
     Member& lost = Find(group);
     if (lost.state == GroupState::kLost) return;
     lost.state = GroupState::kLost;
+    lost.since = clock_();
     lost.why_lost = why;
     affinity_.Forget(IndexOf(lost));
     const std::string blamed = std::exchange(lost.suspect, "");

@@ -50,12 +50,14 @@ class Dispatcher final : public GroupEvents {
     GroupState state = GroupState::kLoading;
     std::string why_lost;
     int64_t running = 0;
-    GroupInfo info;  // when it has been ready
+    GroupInfo info;            // when it has been ready
+    absl::Duration state_age;  // in this state for so long
   };
   struct Stats {
     bool serving = false;
     bool draining = false;
-    std::string detail;  // why it does not serve
+    absl::Duration stage_age;  // serving, or draining, for so long
+    std::string detail;        // why it does not serve
     int64_t running = 0;
     int64_t waiting = 0;
     int64_t waiting_prompt_tokens = 0;
@@ -132,11 +134,12 @@ class Dispatcher final : public GroupEvents {
     int64_t outstanding_tokens = 0;
     bool on_probation = false;
     std::string suspect;  // key of the one that it runs; empty: none
+    absl::Time since;     // in its state
   };
   struct Live {
     std::string id, client;
     std::vector<uint64_t> prefix;  // PrefixAffinity::BlockHashes, when there is a choice
-    GroupRequest request;          // output_tokens: what has been emitted
+    GroupRequest request;          // output_tokens: what has been emitted; prompt_log_probs_done likewise
     Listener listener;             // null when the client has been told the end
     Member* member = nullptr;
     int64_t work = 0;  // tokens
@@ -194,6 +197,7 @@ class Dispatcher final : public GroupEvents {
   absl::Time none_ready_since_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();
   std::vector<std::unique_ptr<Member>> members_ ABSL_GUARDED_BY(mutex_);
   Stage stage_ ABSL_GUARDED_BY(mutex_) = Stage::kServing;
+  absl::Time stage_since_ ABSL_GUARDED_BY(mutex_);
   uint64_t next_key_ ABSL_GUARDED_BY(mutex_) = 1;
   std::unordered_map<std::string, std::string> reserved_ ABSL_GUARDED_BY(mutex_);  // id to client
   // Ids that a client may not use again yet. Queue and groups know a request by its key: an id may be used

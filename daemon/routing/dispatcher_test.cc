@@ -25,6 +25,7 @@ class FakeGroup : public Group {
     submitted.push_back(key);
     prompts.push_back(static_cast<int64_t>(request.prompt_tokens.size()));
     outputs.push_back(request.output_tokens);
+    requests.push_back(request);
   }
   void Cancel(const std::string& key, const absl::Status&) override { cancelled.push_back(key); }
   absl::Duration HeartbeatAge() const override { return silence; }
@@ -32,6 +33,7 @@ class FakeGroup : public Group {
   std::vector<std::string> submitted;
   std::vector<int64_t> prompts;
   std::vector<std::vector<int32_t>> outputs;  // that requests go on behind
+  std::vector<GroupRequest> requests;
   std::vector<std::string> cancelled;
 
  private:
@@ -462,6 +464,35 @@ class ReplayTest : public ::testing::Test {
   FakeGroup group_;
   Dispatcher dispatcher_{{.queue = {}, .client = {}, .replay_patience = absl::Seconds(20)}, &Now};
 };
+
+// Log probabilities of a prompt that have come are not asked for again; with the first token all of them
+// have.
+TEST_F(ReplayTest, GoesOnBehindWhatWasSaidOfThePrompt) {
+  const auto recorder = std::make_shared<Recorder>();
+  GroupRequest request;
+  request.prompt_tokens = {1, 2, 3, 4, 5};
+  request.prompt_log_probs = 3;
+  ASSERT_TRUE(dispatcher_.Reserve("a", "").ok());
+  ASSERT_TRUE(dispatcher_.Submit("a", std::move(request), recorder).ok());
+  EXPECT_EQ(group_.requests.back().prompt_log_probs, 3);
+  EXPECT_EQ(group_.requests.back().prompt_log_probs_done, 0);
+  StepOutput places;
+  places.prompt_log_probs.resize(2);
+  dispatcher_.OnTokens(&group_, "a/1", places);
+  Lose();
+  Return();
+  EXPECT_EQ(group_.requests.back().prompt_log_probs, 3);
+  EXPECT_EQ(group_.requests.back().prompt_log_probs_done, 2);
+  dispatcher_.OnTokens(&group_, "a/1", places);
+  Lose();
+  Return();
+  EXPECT_EQ(group_.requests.back().prompt_log_probs_done, 4);
+  dispatcher_.OnTokens(&group_, "a/1", Output({7}));
+  Lose();
+  Return();
+  EXPECT_EQ(group_.requests.back().prompt_log_probs, 0);
+  EXPECT_THAT(group_.requests.back().output_tokens, ElementsAre(7));
+}
 
 TEST_F(ReplayTest, GoesOnBehindWhatWasEmitted) {
   const auto a = Submit("a");

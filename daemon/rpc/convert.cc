@@ -18,7 +18,8 @@ absl::Status RefuseUnbuilt(const v1::GenerateRequest& message) {
     default:
       break;
   }
-  if (message.output().has_prompt_logprobs()) return NotInThisBuild("output.prompt_logprobs");
+  if (message.sampling().has_beam_width() && message.sampling().beam_width() != 1)
+    return NotInThisBuild("sampling.beam_width");
   if (message.output().min_chunk_interval_ms() != 0) return NotInThisBuild("output.min_chunk_interval_ms");
   if (message.speculation().has_tree_nodes()) return NotInThisBuild("speculation.tree_nodes");
   return absl::OkStatus();
@@ -40,11 +41,22 @@ absl::StatusOr<SpeculationChoice> FromMessage(v1::SpeculationMode mode) {
   }
 }
 
+void Fill(const PlaceLogProbs& place, v1::TokenLogprobs* to) {
+  to->set_logprob(place.log_prob);
+  for (const PlaceLogProbs::Top& top : place.top) {
+    v1::TokenLogprob* entry = to->add_top();
+    entry->set_token_id(static_cast<uint32_t>(top.token));
+    entry->set_logprob(top.log_prob);
+  }
+}
+
 }  // namespace
 
-ChatPrompt FromMessage(const v1::ChatPrompt& message) {
+absl::StatusOr<ChatPrompt> FromMessage(const v1::ChatPrompt& message) {
   ChatPrompt chat;
   for (const v1::ChatMessage& turn : message.messages()) {
+    if (turn.images_size() > 0)
+      return NotInThisBuild(absl::StrCat("chat.messages[", chat.messages.size(), "].images"));
     ChatMessage& to = chat.messages.emplace_back();
     to.role = turn.role();
     to.content = turn.content();
@@ -71,9 +83,10 @@ absl::StatusOr<ClientRequest> FromMessage(const v1::GenerateRequest& message) {
     case v1::GenerateRequest::kTokens:
       request.prompt = TokenPrompt{{message.tokens().ids().begin(), message.tokens().ids().end()}};
       break;
-    case v1::GenerateRequest::kChat:
-      request.prompt = FromMessage(message.chat());
+    case v1::GenerateRequest::kChat: {
+      DFLASH_ASSIGN_OR_RETURN(request.prompt, FromMessage(message.chat()));
       break;
+    }
     case v1::GenerateRequest::PROMPT_NOT_SET:
       break;
   }
@@ -120,6 +133,7 @@ absl::StatusOr<ClientRequest> FromMessage(const v1::GenerateRequest& message) {
     request.bad_words.emplace_back(word.ids().begin(), word.ids().end());
   if (stopping.has_max_thinking_tokens()) request.max_thinking_tokens = stopping.max_thinking_tokens();
   if (message.output().has_top_logprobs()) request.top_logprobs = message.output().top_logprobs();
+  if (message.output().has_prompt_logprobs()) request.prompt_logprobs = message.output().prompt_logprobs();
   if (message.output().has_text()) request.text = message.output().text();
   request.special_tokens_in_text = message.output().special_tokens_in_text();
   DFLASH_ASSIGN_OR_RETURN(request.speculation, FromMessage(message.speculation().mode()));
@@ -182,15 +196,9 @@ v1::Chunk ToMessage(const OutputChunk& chunk, uint32_t index) {
   message.set_first_token_offset(static_cast<uint32_t>(chunk.first_token_offset));
   for (int32_t id : chunk.tokens) message.add_token_ids(static_cast<uint32_t>(id));
   message.set_text(chunk.text);
-  for (const PlaceLogProbs& place : chunk.log_probs) {
-    v1::TokenLogprobs* to = message.add_logprobs();
-    to->set_logprob(place.log_prob);
-    for (const PlaceLogProbs::Top& top : place.top) {
-      v1::TokenLogprob* entry = to->add_top();
-      entry->set_token_id(static_cast<uint32_t>(top.token));
-      entry->set_logprob(top.log_prob);
-    }
-  }
+  for (const PlaceLogProbs& place : chunk.log_probs) Fill(place, message.add_logprobs());
+  message.set_first_prompt_position(static_cast<uint32_t>(chunk.first_prompt_position));
+  for (const PlaceLogProbs& place : chunk.prompt_log_probs) Fill(place, message.add_prompt_logprobs());
   for (const ChunkStep& step : chunk.steps) {
     v1::StepInfo* to = message.add_steps();
     to->set_drafted(static_cast<uint32_t>(step.drafted));

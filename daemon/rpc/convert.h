@@ -7,6 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "daemon/frontend/stream_buffer.h"
+#include "daemon/log/trace_context.h"
 #include "daemon/metrics/request_metrics.h"
 #include "daemon/request/client_request.h"
 #include "daemon/request/group_request.h"
@@ -17,7 +18,7 @@ namespace dflash {
 // Takes over a request. Unimplemented, naming the field, for what is not built; InvalidArgument for an
 // unknown enum value. Values are not checked otherwise (daemon/frontend/prepare.h does that).
 absl::StatusOr<ClientRequest> FromMessage(const v1::GenerateRequest& message);
-ChatPrompt FromMessage(const v1::ChatPrompt& message);
+absl::StatusOr<ChatPrompt> FromMessage(const v1::ChatPrompt& message);
 
 // What a stream carries; unset fields take the defaults of generation.proto.
 StreamBuffer::Options OutputOptionsOf(const v1::GenerateRequest& message);
@@ -27,7 +28,7 @@ struct StreamFacts {
   std::string request_id;
   std::string model;
   std::string client;
-  std::string trace_id;
+  TraceContext trace;
   GroupRequest request;                   // its prompt may be empty
   std::vector<uint32_t> client_stop_ids;  // the client's own: other stop tokens are the model's end tokens
   std::vector<RequestLabel> labels;

@@ -29,7 +29,12 @@ TEST(FromMessage, RefusesWhatIsNotBuiltByName) {
       {"speculation.mode SPECULATION_MODE_MTP",
        [](auto& r) { r.mutable_speculation()->set_mode(v1::SPECULATION_MODE_MTP); }},
       {"speculation.tree_nodes", [](auto& r) { r.mutable_speculation()->set_tree_nodes(32); }},
-      {"output.prompt_logprobs", [](auto& r) { r.mutable_output()->set_prompt_logprobs(0); }},
+      {"sampling.beam_width", [](auto& r) { r.mutable_sampling()->set_beam_width(4); }},
+      {"chat.messages[1].images",
+       [](auto& r) {
+         r.mutable_chat()->add_messages();
+         r.mutable_chat()->add_messages()->add_images("png");
+       }},
   };
   for (const auto& c : cases) {
     v1::GenerateRequest request;
@@ -50,12 +55,35 @@ TEST(FromMessage, AcceptsNeutralValues) {
   sampling->set_frequency_penalty(0);
   sampling->set_presence_penalty(0);
   sampling->set_n(1);
+  sampling->set_beam_width(1);
   request.mutable_stopping()->set_min_tokens(0);
   request.mutable_constraint();
   request.mutable_output()->set_min_chunk_interval_ms(0);
   request.mutable_scheduling()->set_priority(0);
   request.mutable_scheduling()->set_no_prefix_cache(true);
   EXPECT_TRUE(FromMessage(request).ok());
+}
+
+TEST(FromMessage, TakesLogProbabilitiesOfPrompts) {
+  v1::GenerateRequest request;
+  request.set_text("hello");
+  EXPECT_FALSE(FromMessage(request)->prompt_logprobs.has_value());
+  request.mutable_output()->set_prompt_logprobs(0);
+  EXPECT_EQ(FromMessage(request)->prompt_logprobs, 0u);
+}
+
+TEST(ToMessage, AChunkOfThePromptSaysItsPlace) {
+  OutputChunk chunk;
+  chunk.first_prompt_position = 257;
+  chunk.prompt_log_probs = {{.log_prob = -1.5f, .top = {{.token = 7, .log_prob = -0.5f}}},
+                            {.log_prob = -2, .top = {}}};
+  const v1::Chunk message = ToMessage(chunk, 0);
+  EXPECT_EQ(message.first_prompt_position(), 257u);
+  ASSERT_EQ(message.prompt_logprobs_size(), 2);
+  EXPECT_EQ(message.prompt_logprobs(0).logprob(), -1.5f);
+  EXPECT_EQ(message.prompt_logprobs(0).top(0).token_id(), 7u);
+  EXPECT_EQ(message.prompt_logprobs(1).top_size(), 0);
+  EXPECT_EQ(message.logprobs_size() + message.token_ids_size(), 0);
 }
 
 TEST(FromMessage, TakesChoicesLabelsAndBeginnings) {

@@ -13,6 +13,7 @@
 #include "daemon/request/request_error.h"
 #include "daemon/rpc/grpc_status.h"
 #include "daemon/rpc/message_bytes.h"
+#include "daemon/rpc/request_spans.h"
 #include "text/ordered_json.h"
 
 namespace dflash {
@@ -51,10 +52,11 @@ class Generation::ChoiceListener final : public OutputListener {
 // own expiry cancels the stream a little before the server's clock gets there.
 constexpr absl::Duration kDeadlineSlack = absl::Milliseconds(100);
 
-Generation::Generation(Dispatcher* dispatcher, RequestMetrics* metrics, StreamFacts facts,
-                       const StreamBuffer::Options& options, absl::Time received, absl::Time deadline,
-                       std::function<void(const Generation&, const absl::Status&)> ended)
+Generation::Generation(Dispatcher* dispatcher, RequestMetrics* metrics, TraceExporter* traces,
+                       StreamFacts facts, const StreamBuffer::Options& options, absl::Time received,
+                       absl::Time deadline, std::function<void(const Generation&, const absl::Status&)> ended)
     : dispatcher_(dispatcher),
+      traces_(traces),
       facts_(std::move(facts)),
       deadline_(deadline),
       ended_callback_(std::move(ended)),
@@ -78,6 +80,7 @@ void Generation::Submit(const GroupRequest& request) {
     absl::MutexLock lock(&mutex_);
     facts_.request = request;
     facts_.request.prompt_tokens.clear();
+    prepared_ = absl::Now();
     if (facts_.parse) {
       ChatOutputParser::Options options = {.begins_in_reasoning = request.thinks, .tools = {}};
       for (const std::string& tool : facts_.tools_json) {
@@ -101,6 +104,7 @@ void Generation::Submit(const GroupRequest& request) {
     }
     GroupRequest of_choice = request;
     of_choice.seed = SeedOfChoice(request.seed, index);
+    if (index > 0) of_choice.prompt_log_probs = 0;  // they are the same for all
     absl::StatusOr<std::string> key = dispatcher_->Submit(
         choice_id, std::move(of_choice), std::make_shared<ChoiceListener>(shared_from_this(), index));
     if (!key.ok()) {
@@ -130,6 +134,7 @@ void Generation::Fail(const absl::Status& status) {
     }
     timeline_.OnFailed(absl::Now(), status);
     LogEnd(status, nullptr);
+    RecordTrace(status, nullptr);
     SendNext();
   }
   // The dispatcher lets go of what it still has.
@@ -188,6 +193,7 @@ void Generation::OnFinished(size_t index, const FinishedOutput& finished) {
     end_ = absl::OkStatus();
     timeline_.OnFinished(absl::Now(), whole_);
     LogEnd(absl::OkStatus(), &whole_);
+    RecordTrace(absl::OkStatus(), &whole_);
     SendNext();
   }
   ended_callback_(*this, absl::OkStatus());
@@ -211,7 +217,7 @@ void Generation::LogEnd(const absl::Status& status, const FinishedOutput* finish
   std::vector<LogField> fields = {
       {"request_id", facts_.request_id},
       {"client", facts_.client},
-      {"trace_id", facts_.trace_id},
+      {"trace_id", facts_.trace.trace_id},
       {"end", status.ok() ? std::string("OK") : absl::StatusCodeToString(status.code())}};
   if (!status.ok()) fields.push_back({"reason", DetailsOf(status).reason});
   if (!facts_.labels.empty()) {
@@ -235,6 +241,11 @@ void Generation::LogEnd(const absl::Status& status, const FinishedOutput* finish
     fields.push_back({"accepted", finished->accepted_tokens});
   }
   LogEvent(spdlog::level::info, "request ended", fields);
+}
+
+void Generation::RecordTrace(const absl::Status& status, const FinishedOutput* finished) const {
+  if (traces_ == nullptr || (facts_.trace.flags & 1) == 0) return;
+  traces_->Export(SpansOf(facts_, timeline_, prepared_, cached_tokens_, status, finished));
 }
 
 void Generation::CheckProgress(absl::Time now, absl::Duration limit) {

@@ -18,6 +18,7 @@
 #include "daemon/request/group_request.h"
 #include "daemon/routing/dispatcher.h"
 #include "daemon/rpc/convert.h"
+#include "daemon/traces/trace_exporter.h"
 
 namespace dflash {
 
@@ -26,8 +27,8 @@ namespace dflash {
 // fail together.
 class Generation final : public std::enable_shared_from_this<Generation> {
  public:
-  // `ended` is called once, with the status that the client gets.
-  Generation(Dispatcher* dispatcher, RequestMetrics* metrics, StreamFacts facts,
+  // `ended` is called once, with the status that the client gets. `traces` may be null.
+  Generation(Dispatcher* dispatcher, RequestMetrics* metrics, TraceExporter* traces, StreamFacts facts,
              const StreamBuffer::Options& options, absl::Time received, absl::Time deadline,
              std::function<void(const Generation&, const absl::Status&)> ended);
 
@@ -69,9 +70,13 @@ class Generation final : public std::enable_shared_from_this<Generation> {
   // One line for the whole request; `finished` when it has an output's summary.
   void LogEnd(const absl::Status& status, const FinishedOutput* finished) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The same for who watches traces.
+  void RecordTrace(const absl::Status& status, const FinishedOutput* finished) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void SendNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   Dispatcher* const dispatcher_;
+  TraceExporter* const traces_;
   StreamFacts facts_;
   const absl::Time deadline_;
   const std::function<void(const Generation&, const absl::Status&)> ended_callback_;
@@ -86,6 +91,7 @@ class Generation final : public std::enable_shared_from_this<Generation> {
   grpc::CallbackServerContext* context_ ABSL_GUARDED_BY(mutex_) = nullptr;  // valid while reactor_ is
   std::optional<absl::Status> end_ ABSL_GUARDED_BY(mutex_);  // how the stream ends, once that is known
   int64_t cached_tokens_ ABSL_GUARDED_BY(mutex_) = 0;
+  absl::Time prepared_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();  // handed to the dispatcher
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool finish_called_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Time last_call_ ABSL_GUARDED_BY(mutex_);  // of StartWrite or Finish

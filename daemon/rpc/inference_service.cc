@@ -165,7 +165,7 @@ class InferenceService::Impl final : public RawService {
                                        grpc::ByteBuffer* answer) override {
     return ReplyLater<v1::RenderChatRequest, v1::RenderChatResponse>(
         context, "RenderChat", bytes, answer, [this](const auto& request, auto* response) -> absl::Status {
-          const ChatPrompt chat = FromMessage(request.chat());
+          DFLASH_ASSIGN_OR_RETURN(const ChatPrompt chat, FromMessage(request.chat()));
           DFLASH_RETURN_IF_ERROR(CheckChat(chat, "chat"));
           DFLASH_ASSIGN_OR_RETURN(*response->mutable_text(), prompts_->RenderChat(chat));
           return absl::OkStatus();
@@ -274,7 +274,7 @@ absl::Status InferenceService::Impl::Tokenize(const v1::TokenizeRequest& request
       break;
     }
     case v1::TokenizeRequest::kChat: {
-      const ChatPrompt chat = FromMessage(request.chat());
+      DFLASH_ASSIGN_OR_RETURN(const ChatPrompt chat, FromMessage(request.chat()));
       DFLASH_RETURN_IF_ERROR(CheckChat(chat, "chat"));
       DFLASH_ASSIGN_OR_RETURN(ids, prompts_->EncodeChat(chat));
       break;
@@ -327,9 +327,13 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* InferenceService::Impl::Generate(
     facts.request_id = absl::StrCat("gen-", absl::Hex(RandomBits(), absl::kZeroPad16));
   facts.model = options_.model;
   facts.client = caller.value_or("");
-  const TraceContext trace = TraceOf(*context);
-  facts.trace_id = trace.trace_id;
-  context->AddInitialMetadata("traceparent", FormatTraceparent(trace));
+  facts.trace = TraceOf(*context);
+  // Whoever begins a trace decides whether it is recorded.
+  if (options_.traces != nullptr && facts.trace.parent_span_id.empty() &&
+      options_.traces->Samples(facts.trace.trace_id)) {
+    facts.trace.flags |= 1;
+  }
+  context->AddInitialMetadata("traceparent", FormatTraceparent(facts.trace));
   if (request.ok()) {
     facts.labels = request->labels;
     facts.n = std::clamp(request->n, 1u, RequestLimits::kMaxN);
@@ -343,7 +347,7 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* InferenceService::Impl::Generate(
   StreamBuffer::Options output = OutputOptionsOf(message);
   output.max_unsent_bytes = options_.max_unsent_bytes;
   auto generation = std::make_shared<Generation>(
-      dispatcher_, &metrics_, std::move(facts), output, received, deadline,
+      dispatcher_, &metrics_, options_.traces, std::move(facts), output, received, deadline,
       [this](const Generation& ended, const absl::Status& status) {
         CountCall("Generate", status);
         absl::MutexLock lock(&mutex_);

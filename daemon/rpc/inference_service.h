@@ -12,6 +12,7 @@
 #include "daemon/metrics/exporter.h"
 #include "daemon/metrics/request_metrics.h"
 #include "daemon/routing/dispatcher.h"
+#include "daemon/traces/trace_exporter.h"
 
 namespace grpc {
 class Service;
@@ -28,6 +29,7 @@ class InferenceService {
     absl::Duration default_deadline = absl::Seconds(600);
     absl::Duration max_deadline = absl::Seconds(3600);
     const TokenStore* tokens = nullptr;  // not owned; null: calls need no token
+    TraceExporter* traces = nullptr;     // likewise; null: nobody watches
     int text_threads = 2;
     size_t max_unsent_bytes = 256 << 10;             // of one stream, before its client counts as too slow
     absl::Duration stall_limit = absl::Seconds(30);  // a client that takes nothing for so long is cut off

@@ -50,6 +50,13 @@ prometheus::ClientMetric FromMessage(const MetricInfo& info, const wire::MetricS
   return metric;
 }
 
+PlaceLogProbs FromMessage(const wire::TokenLogprobs& place) {
+  PlaceLogProbs log_probs = {.log_prob = place.logprob(), .top = {}};
+  for (int i = 0; i < std::min(place.top_ids_size(), place.top_logprobs_size()); ++i)
+    log_probs.top.push_back({.token = place.top_ids(i), .log_prob = place.top_logprobs(i)});
+  return log_probs;
+}
+
 }  // namespace
 
 absl::StatusOr<GroupInfo> FromMessage(const wire::GetGroupInfoResponse& message, const std::string& build) {
@@ -116,6 +123,8 @@ wire::Submit ToMessage(const std::string& key, const GroupRequest& request, absl
   submit.set_min_tokens(request.min_tokens);
   submit.set_include_stop_in_text(request.include_stop_in_text);
   submit.set_logprobs(request.log_probs);
+  submit.set_prompt_logprobs(request.prompt_log_probs);
+  submit.set_prompt_logprobs_done(request.prompt_log_probs_done);
   submit.mutable_output_tokens()->Add(request.output_tokens.begin(), request.output_tokens.end());
   submit.mutable_stop_token_ids()->Add(request.stop_token_ids.begin(), request.stop_token_ids.end());
   for (const std::string& stop : request.stop_strings) submit.add_stop_strings(stop);
@@ -138,12 +147,9 @@ StepOutput FromMessage(wire::Tokens&& message) {
   for (const wire::Round& round : message.rounds()) {
     output.rounds.push_back({.drafted = round.drafted(), .accepted = round.accepted()});
   }
-  for (const wire::TokenLogprobs& place : message.logprobs()) {
-    PlaceLogProbs& to = output.log_probs.emplace_back();
-    to.log_prob = place.logprob();
-    for (int i = 0; i < std::min(place.top_ids_size(), place.top_logprobs_size()); ++i)
-      to.top.push_back({.token = place.top_ids(i), .log_prob = place.top_logprobs(i)});
-  }
+  for (const wire::TokenLogprobs& place : message.logprobs()) output.log_probs.push_back(FromMessage(place));
+  for (const wire::TokenLogprobs& place : message.prompt_logprobs())
+    output.prompt_log_probs.push_back(FromMessage(place));
   return output;
 }
 

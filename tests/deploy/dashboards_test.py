@@ -139,7 +139,7 @@ class UnderLoad(unittest.TestCase):
         # Few pages and places, so that requests are preempted and refused.
         server = self.enterContext(service.Dflashd(
             '--groups', 2, '--threads', 1, '--max-sequences', 4, '--cache-tokens', 1024, '--max-queued-requests', 6, '--tls-cert', certificate,
-            '--tls-key', key, '--max-restart-delay', 1, certificate=certificate))
+            '--tls-key', key, '--max-restart-delay', 1, '--otlp-endpoint', 'http://127.0.0.1:9', certificate=certificate))
         gpus = self.enterContext(service.page(DCGM))
         prometheus = self.enterContext(service.Prometheus(self.folder / 'prometheus', {'dflashd': server.ops, 'dcgm': gpus}))
         begin = time.time()

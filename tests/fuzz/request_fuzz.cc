@@ -98,6 +98,9 @@ absl::Status Generate(std::string_view input) {
   DFLASH_CHECK(prepared.max_tokens >= 1);
   DFLASH_CHECK(prepared.max_tokens + static_cast<int64_t>(prepared.prompt_tokens.size()) <=
                info.max_context_tokens);
+  DFLASH_CHECK(prepared.prompt_log_probs >= 0 && prepared.prompt_log_probs <= 21 &&
+               prepared.prompt_log_probs * static_cast<int64_t>(prepared.prompt_tokens.size()) <=
+                   RequestLimits::kMaxPromptLogProbs);
   DFLASH_CHECK(prepared.temperature >= 0 && prepared.temperature <= 100);
   DFLASH_CHECK(prepared.top_p > 0 && prepared.top_p <= 1 && prepared.min_p >= 0 && prepared.min_p <= 1);
   DFLASH_CHECK(prepared.top_k >= 0 && prepared.max_draft_tokens >= 0);
@@ -122,7 +125,7 @@ absl::Status Generate(std::string_view input) {
 }
 
 absl::Status Chat(const v1::ChatPrompt& message) {
-  const ChatPrompt chat = FromMessage(message);
+  DFLASH_ASSIGN_OR_RETURN(const ChatPrompt chat, FromMessage(message));
   DFLASH_RETURN_IF_ERROR(CheckChat(chat, "chat"));
   DFLASH_ASSIGN_OR_RETURN(const std::string text, Prompts().RenderChat(chat));
   DFLASH_ASSIGN_OR_RETURN(const std::vector<int32_t> ids, Prompts().EncodeChat(chat));

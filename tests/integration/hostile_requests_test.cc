@@ -302,7 +302,13 @@ void AddUnbuiltFields(std::vector<Case>* cases) {
       r->mutable_scheduling()->set_cache_salt(std::string(257 + std::min(value, 1000u), 's'));
     });
   }
-  AddUnbuilt(cases, "output.prompt_logprobs", [](auto* r) { r->mutable_output()->set_prompt_logprobs(0); });
+  for (const uint32_t bad : {21u, 4294967295u}) {
+    AddBad(cases, absl::StrCat("prompt_logprobs ", bad), "output.prompt_logprobs",
+           [=](auto* r) { r->mutable_output()->set_prompt_logprobs(bad); });
+  }
+  AddUnbuilt(cases, "sampling.beam_width", [](auto* r) { r->mutable_sampling()->set_beam_width(2); });
+  AddUnbuilt(cases, "chat.messages[0].images",
+             [](auto* r) { r->mutable_chat()->add_messages()->add_images(std::string(1000, 'x')); });
   AddUnbuilt(cases, "constraint.regex", [](auto* r) { r->mutable_constraint()->set_regex("(a+)+$"); });
   for (const char* schema : {R"({"type":"string","pattern":"(a+)+$"})", R"({"oneOf":[true]})",
                              R"({"properties":{"x":{"minimum":1}}})", R"({"$ref":"http://x"})"}) {

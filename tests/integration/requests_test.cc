@@ -223,6 +223,41 @@ TEST_F(RequestsTest, LogProbabilities) {
   EXPECT_EQ(alone.logprobs[0].logprob(), generation.logprobs[0].logprob());
 }
 
+// A prompt of several chunks, in several messages; then what decoding said of its tokens.
+TEST_F(RequestsTest, LogProbabilitiesOfPrompts) {
+  std::vector<uint32_t> prompt;
+  for (const GoldenText& golden : GoldenTexts()) {
+    if (prompt.size() < 700) prompt.insert(prompt.end(), golden.prompt_ids.begin(), golden.prompt_ids.end());
+  }
+  prompt.resize(700);
+  Request request = TokenRequest(prompt, 12);
+  request.mutable_output()->set_top_logprobs(2);
+  const ctl::Generation output = server_->GenerateOk(request);
+  EXPECT_TRUE(output.prompt_logprobs.empty());
+  ASSERT_EQ(output.token_ids.size(), 12u);
+  request.mutable_tokens()->mutable_ids()->Add(output.token_ids.begin(), output.token_ids.end());
+  request.mutable_output()->set_prompt_logprobs(2);
+  request.mutable_sampling()->set_n(2);
+  request.mutable_sampling()->set_temperature(1);
+  const ctl::Generation scored = server_->GenerateOk(request);
+  EXPECT_EQ(scored.started.cached_tokens(), 0u);
+  ASSERT_EQ(scored.prompt_logprobs.size(), 700 + 12 - 1u);
+  EXPECT_TRUE(scored.others[0].prompt_logprobs.empty());
+  EXPECT_EQ(scored.token_ids.size(), 12u);
+  for (size_t i = 0; i < 12; ++i) {
+    const v1::TokenLogprobs& place = scored.prompt_logprobs[700 - 1 + i];
+    EXPECT_NEAR(place.logprob(), output.logprobs[i].logprob(), 2e-3);
+    ASSERT_EQ(place.top_size(), 2);
+    EXPECT_EQ(place.top(0).token_id(), output.token_ids[i]);
+  }
+  // With a cache that knows the prompt: the same bits.
+  request.mutable_sampling()->set_n(1);
+  const ctl::Generation again = server_->GenerateOk(request);
+  ASSERT_EQ(again.prompt_logprobs.size(), scored.prompt_logprobs.size());
+  for (size_t i = 0; i < again.prompt_logprobs.size(); ++i)
+    EXPECT_EQ(again.prompt_logprobs[i].logprob(), scored.prompt_logprobs[i].logprob()) << i;
+}
+
 TEST_F(RequestsTest, ConstraintsHold) {
   Request request = ChatRequest("Tell me about yourself.");
   request.mutable_chat()->set_enable_thinking(false);

@@ -338,6 +338,7 @@ TEST(TlsTest, PlaintextAndStrangersGetNowhereAndCertificatesRotate) {
   folder.Write("cert", pair.certificate);
   EXPECT_TRUE(PollUntil([&] { return CallOverTls(server.address, second.certificate()).ok(); }));
   EXPECT_FALSE(CallOverTls(server.address, first.certificate()).ok());
+  EXPECT_TRUE(server.process().WaitForLine("certificates were read again").has_value());
   ASSERT_TRUE(stream.ReadFirstTokens()) << "it goes on";
   stream.Cancel();
   EXPECT_EQ(stream.Finish().error_code(), grpc::StatusCode::CANCELLED);

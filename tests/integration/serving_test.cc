@@ -2,6 +2,7 @@
 // reflection.
 #include <csignal>
 
+#include "daemon/traces/testing/trace_collector.h"
 #include "gmock/gmock.h"
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
@@ -356,6 +357,78 @@ TEST(LogTest, ARequestIsOneLineInItsCallersTrace) {
   const Ran top = server.Dflashctl({"top", "--count", "1", "--interval", "0.1"});
   EXPECT_EQ(top.exit_code, ctl::kSuccess);
   EXPECT_THAT(top.output, HasSubstr("requests/s by end: stop"));
+}
+
+// A request as spans in its caller's trace, if the caller records it; without a caller by
+// --otlp-sample-ratio.
+TEST(TraceTest, ACollectorSeesRequestsInTheirCallersTraces) {
+  testing::TraceCollector collector;
+  Server server({"--otlp-endpoint", collector.url(), "--otlp-sample-ratio", "0"});
+  ASSERT_NE(server.channel(), nullptr);
+  const auto generate = [&](const char* id, const char* traceparent, uint32_t max_tokens) {
+    grpc::ClientContext context;
+    if (traceparent != nullptr) context.AddMetadata("traceparent", traceparent);
+    v1::GenerateRequest request = ChatRequest("Count from 19 by 9, 11 numbers in all.");
+    request.set_request_id(id);
+    request.mutable_stopping()->set_max_tokens(max_tokens);
+    ctl::Generation generation;
+    (void)ctl::ReadGeneration(server.stub(), &context, request, nullptr, &generation);
+    const auto returned = context.GetServerInitialMetadata().find("traceparent");
+    return returned == context.GetServerInitialMetadata().end()
+               ? std::string()
+               : std::string(returned->second.data(), returned->second.size());
+  };
+  generate("unsampled", "00-00000000000000000000000000000001-00f067aa0ba902b7-00", 4);
+  generate("own", nullptr, 4);
+  generate("refused", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", 0);
+  const std::string returned =
+      generate("sampled", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", 40);
+  // prepare, queue, prefill, decode and the call; of the refused one the call alone.
+  const std::vector<nlohmann::json> spans = collector.AwaitSpans(6);
+  EXPECT_EQ(collector.complaint(), "");
+  ASSERT_EQ(spans.size(), 6u);
+  std::map<std::string, nlohmann::json> parts;
+  nlohmann::json call, refused;
+  for (const nlohmann::json& span : spans) {
+    EXPECT_EQ(span["traceId"], "4bf92f3577b34da6a3ce929d0e0e4736");
+    if (span["name"] != "generate") {
+      parts[span["name"]] = span;
+    } else {
+      EXPECT_EQ(span["parentSpanId"], "00f067aa0ba902b7");
+      (testing::AttributeOf(span, "dflashd.request_id") == "sampled" ? call : refused) = span;
+    }
+  }
+  ASSERT_FALSE(call.is_null());
+  ASSERT_FALSE(refused.is_null());
+  EXPECT_EQ(returned, "00-4bf92f3577b34da6a3ce929d0e0e4736-" + call["spanId"].get<std::string>() + "-01");
+  EXPECT_EQ(testing::AttributeOf(call, "gen_ai.usage.output_tokens"), "40");
+  EXPECT_EQ(testing::AttributeOf(call, "rpc.grpc.status_code"), "0");
+  EXPECT_NE(testing::AttributeOf(call, "dflashd.accepted_tokens"), nullptr);
+  EXPECT_TRUE(call["status"].empty());
+  EXPECT_EQ(refused["status"]["message"], "INVALID_ARGUMENT BAD_PARAMETER");
+  EXPECT_EQ(testing::AttributeOf(refused, "rpc.grpc.status_code"), "3");
+  ASSERT_EQ(parts.size(), 4u);
+  // They follow each other without a gap, from the beginning of the call to its end.
+  nlohmann::json end = call["startTimeUnixNano"];
+  for (const char* name : {"prepare", "queue", "prefill", "decode"}) {
+    const nlohmann::json& part = parts[name];
+    EXPECT_EQ(part["parentSpanId"], call["spanId"]);
+    EXPECT_NE(part["spanId"], call["spanId"]);
+    EXPECT_EQ(part["startTimeUnixNano"], end) << name;
+    end = part["endTimeUnixNano"];
+    EXPECT_LE(std::stoll(part["startTimeUnixNano"].get<std::string>()), std::stoll(end.get<std::string>()));
+  }
+  EXPECT_EQ(end, call["endTimeUnixNano"]);
+  EXPECT_THAT(server.Metrics(), HasSubstr("dflashd_trace_spans_total"));
+}
+
+TEST(ProbeTest, ListsConditions) {
+  Server server;
+  ASSERT_NE(server.channel(), nullptr);
+  EXPECT_THAT(HttpGet(server.ops_address(), "/readyz?verbose"),
+              ::testing::MatchesRegex("\\[\\+\\]timer: .*\n\\[\\+\\]admission: open .*\n\\[\\+\\]group 0: "
+                                      "ready for .*, life 1, heard .* ago\nok\n"));
+  EXPECT_EQ(HttpGet(server.ops_address(), "/readyz"), "ok\n");
 }
 
 TEST(LoadTest, PagesAreKnownAsSoonAsTheServerServes) {

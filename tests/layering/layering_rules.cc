@@ -48,12 +48,13 @@ const std::map<std::string, std::map<std::string, Names>>& SubfolderArrows() {
         {"request", {}},
         {"log", {}},
         {"ops", {}},
+        {"traces", {}},
         {"admission", {"request"}},
         {"auth", {"request"}},
         {"frontend", {"request"}},
         {"metrics", {"request"}},
         {"routing", {"admission", "request"}},
-        {"rpc", {"auth", "frontend", "log", "metrics", "request", "routing"}}}},
+        {"rpc", {"auth", "frontend", "log", "metrics", "request", "routing", "traces"}}}},
   };
   return *arrows;
 }

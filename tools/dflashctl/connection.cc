@@ -101,6 +101,13 @@ std::optional<std::string> StreamChecker::See(const v1::GenerateResponse& respon
         return absl::StrCat("a chunk begins at token ", chunk.first_token_offset(), " where ", choice.tokens,
                             " was due");
       }
+      if (chunk.prompt_logprobs_size() > 0) {
+        if (chunk.index() != 0 || choice.tokens > 0 || chunk.token_ids_size() > 0)
+          return "log probabilities of the prompt do not come first";
+        if (chunk.first_prompt_position() != choice.prompt_places + 1)
+          return "log probabilities of the prompt leave a gap";
+        choice.prompt_places += static_cast<uint64_t>(chunk.prompt_logprobs_size());
+      }
       for (const v1::StepInfo& round : chunk.steps()) {
         if (round.accepted() > round.drafted()) return "a round accepted more than was drafted";
         if (round.token_count() > round.accepted() + 1) return "a round gave more tokens than accepted + 1";
@@ -207,7 +214,7 @@ grpc::Status ReadGeneration(v1::InferenceService::Stub& stub, grpc::ClientContex
     if (response.has_finished()) of(response.finished().index())->finished = response.finished();
     if (response.has_chunk()) {
       const v1::Chunk& chunk = response.chunk();
-      if (result->first_token_seconds == 0) {
+      if (result->first_token_seconds == 0 && chunk.prompt_logprobs_size() == 0) {
         result->first_token_seconds = absl::ToDoubleSeconds(absl::Now() - begin);
       }
       Generation* to = of(chunk.index());
@@ -217,6 +224,8 @@ grpc::Status ReadGeneration(v1::InferenceService::Stub& stub, grpc::ClientContex
       to->tool_calls.insert(to->tool_calls.end(), chunk.tool_calls().begin(), chunk.tool_calls().end());
       to->rounds.insert(to->rounds.end(), chunk.steps().begin(), chunk.steps().end());
       to->logprobs.insert(to->logprobs.end(), chunk.logprobs().begin(), chunk.logprobs().end());
+      to->prompt_logprobs.insert(to->prompt_logprobs.end(), chunk.prompt_logprobs().begin(),
+                                 chunk.prompt_logprobs().end());
       if (on_chunk) on_chunk(chunk);
     }
   }

@@ -73,7 +73,7 @@ struct Generation {
   std::vector<uint32_t> token_ids;
   std::string text;
   std::vector<v1::StepInfo> rounds;
-  std::vector<v1::TokenLogprobs> logprobs;
+  std::vector<v1::TokenLogprobs> logprobs, prompt_logprobs;
   std::string reasoning;
   std::vector<v1::ToolCall> tool_calls;
   std::vector<Generation> others;  // choices 1, 2, ...
@@ -154,6 +154,7 @@ class StreamChecker {
  private:
   struct Choice {
     uint64_t tokens = 0;
+    uint64_t prompt_places = 0;
     bool finished = false;
   };
   const uint64_t first_token_;

@@ -63,10 +63,11 @@ PrefixCache::Hit PrefixCache::Find(const std::string& salt, absl::Span<const int
 }
 
 absl::StatusOr<PrefixCache::Hit> PrefixCache::Open(int32_t slot, const std::string& salt,
-                                                   absl::Span<const int32_t> prompt) {
+                                                   absl::Span<const int32_t> prompt, bool use_cached) {
   User& user = users_[static_cast<size_t>(slot)];
   DFLASH_CHECK(!user.is_open, "slot opened twice");
-  const Hit hit = Find(salt, prompt);
+  Hit hit = Find(salt, prompt);
+  if (!use_cached) hit = {.page_tokens = hit.page_tokens, .state_tokens = hit.state_tokens};
   if (hit.tokens > 0) {
     const auto path = index_.Find(salt, prompt.first(static_cast<size_t>(hit.tokens)));
     std::vector<int32_t> pages;

@@ -49,7 +49,9 @@ class PrefixCache {
 
   // A prompt begins in an empty slot, which gets the pages of what is there. The caller then copies the
   // checkpoint into the slot before any other work is enqueued. The prompt must live until Close.
-  absl::StatusOr<Hit> Open(int32_t slot, const std::string& salt, absl::Span<const int32_t> prompt);
+  // Without `use_cached` it begins with nothing, though it leaves what it runs.
+  absl::StatusOr<Hit> Open(int32_t slot, const std::string& salt, absl::Span<const int32_t> prompt,
+                           bool use_cached = true);
   // The checkpoints that the forward over rows [first, last) of the slot's prompt shall make, in ascending
   // order; none for slots that were not opened here. Every one is answered by OnPrefilled.
   std::vector<StateCheckpoint> PlanCheckpoints(int32_t slot, int64_t first, int64_t last);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -83,7 +84,8 @@ class Engine::Impl {
     int64_t paused_steps = 0;
     int64_t rounds_in_flight = 0;  // enqueued, their tokens not yet read
     std::vector<int32_t> output;   // emitted
-    FinishedReport report;         // grows with the request
+    int64_t scored = 0;     // prompt tokens whose log probabilities were reported, of those that have any
+    FinishedReport report;  // grows with the request
     absl::Time prefill_start, first_token;
     bool done = false;
     bool had_fault = false;  // logits that are not numbers
@@ -93,6 +95,9 @@ class Engine::Impl {
     int64_t room() const { return request.max_tokens - emitted(); }
     // All that comes before the anchor, its last emitted token, is stored.
     bool at_anchor() const { return emitted() > 0 && stored == prompt_size() + emitted() - 1; }
+    // Has to run the prompt itself, for its log probabilities.
+    bool scores_prompt() const { return request.prompt_log_probs > 0 && scored < prompt_size() - 1; }
+    bool begins_with_cached() const { return request.use_prefix_cache && !scores_prompt(); }
     bool IsStop(int32_t token) const {
       return std::find(request.stop_token_ids.begin(), request.stop_token_ids.end(), token) !=
              request.stop_token_ids.end();
@@ -139,6 +144,7 @@ class Engine::Impl {
   bool Advance(Sequence& sequence, int32_t token, std::string& text);
   void Emit(Sequence& sequence, const std::vector<int32_t>& tokens,
             const std::vector<TokenLogProbs>& log_probs, const RoundReport* round);
+  void EmitPromptLogProbs(Sequence& sequence, int64_t first, std::vector<TokenLogProbs> places);
   void Finish(Sequence& sequence);
   void Fail(Sequence& sequence, const absl::Status& status);
   absl::Status Release(Sequence& sequence);
@@ -288,6 +294,7 @@ bool Engine::Impl::TakeInbox() {
     sequence->content = ContentTracker(&content_marks_, sequence->request.prompt_tokens);
     sequence->arrival = arrivals_++;
     sequence->report.prompt_tokens = sequence->prompt_size();
+    sequence->scored = std::max<int64_t>(sequence->request.prompt_log_probs_done, 0);
     if (GoesOn(*sequence)) waiting_.push_back(std::move(sequence));
   }
   for (const auto& [id, reason] : cancelled) {
@@ -419,7 +426,7 @@ SchedulerSnapshot Engine::Impl::Snapshot() const {
   const bool looks_up = prefixes_ != nullptr && table_->free_slots() > 0;
   for (size_t i = 0; i < waiting_.size(); ++i) {
     const GenerationRequest& request = waiting_[i]->request;
-    if (looks_up && request.use_prefix_cache)
+    if (looks_up && waiting_[i]->begins_with_cached())
       hits[i] = prefixes_->Find(request.cache_salt, request.prompt_tokens);
     // Pages that others hold anyway come at no cost.
     snapshot.waiting.push_back({.request = describe(*waiting_[i]), .cached_pages = hits[i].pinned_pages});
@@ -478,12 +485,15 @@ absl::Status Engine::Impl::Open(Sequence& sequence) {
   StateCheckpoint begin;
   if (prefixes_ != nullptr && request.use_prefix_cache) {
     DFLASH_ASSIGN_OR_RETURN(const PrefixCache::Hit hit,
-                            prefixes_->Open(sequence.slot, request.cache_salt, request.prompt_tokens));
+                            prefixes_->Open(sequence.slot, request.cache_salt, request.prompt_tokens,
+                                            sequence.begins_with_cached()));
     begin = {.position = hit.tokens, .index = hit.checkpoint};
-    prefixes_looked_up_.push_back({.prompt_tokens = sequence.prompt_size(),
-                                   .page_tokens = hit.page_tokens,
-                                   .state_tokens = hit.state_tokens,
-                                   .tokens = hit.tokens});
+    if (sequence.begins_with_cached()) {
+      prefixes_looked_up_.push_back({.prompt_tokens = sequence.prompt_size(),
+                                     .page_tokens = hit.page_tokens,
+                                     .state_tokens = hit.state_tokens,
+                                     .tokens = hit.tokens});
+    }
   }
   if (options_.ranks != nullptr) {
     options_.ranks->OnOpen(sequence.slot, request.sampling, begin);
@@ -577,6 +587,7 @@ absl::StatusOr<bool> Engine::Impl::Step() {
 
 Engine::Impl::KnownRows Engine::Impl::DescribeRows(const StepPlan& plan) {
   KnownRows known;
+  known.batch.vocabulary = options_.vocabulary;
   const auto add = [&](const StepPlan::Rows& rows, Phase phase, const std::vector<int32_t>& tokens,
                        int64_t first) {
     Sequence& sequence = *running_[static_cast<size_t>(rows.sequence)];
@@ -593,8 +604,15 @@ Engine::Impl::KnownRows Engine::Impl::DescribeRows(const StepPlan& plan) {
   for (const StepPlan::Rows& rows : plan.prefill) {
     const Sequence& sequence = *running_[static_cast<size_t>(rows.sequence)];
     add(rows, Phase::kPrefill, sequence.request.prompt_tokens, sequence.stored);
+    SequenceRows& added = known.batch.sequences.back();
+    const int64_t end = sequence.stored + rows.rows;
+    if (sequence.scores_prompt() && std::min(end, sequence.prompt_size() - 1) > sequence.scored) {
+      added.log_probs = sequence.request.prompt_log_probs;
+      if (end < sequence.prompt_size())
+        added.next_token = sequence.request.prompt_tokens[static_cast<size_t>(end)];
+    }
     if (prefixes_ == nullptr) continue;
-    known.batch.sequences.back().checkpoints =
+    added.checkpoints =
         prefixes_->PlanCheckpoints(sequence.slot, sequence.stored, sequence.stored + rows.rows);
   }
   for (const StepPlan::Rows& rows : plan.refeed) {
@@ -624,7 +642,7 @@ absl::Status Engine::Impl::TellRanks(const StepPlan& plan, const KnownRows& know
 absl::Status Engine::Impl::RunKnownRows(const KnownRows& known, StepReport& report) {
   StepClock clock;
   report.sequences += static_cast<int64_t>(known.sequences.size());
-  DFLASH_ASSIGN_OR_RETURN(const ForwardResult forward, target_->Forward(known.batch));
+  DFLASH_ASSIGN_OR_RETURN(ForwardResult forward, target_->Forward(known.batch));
   DFLASH_RETURN_IF_ERROR(stream_->Synchronize());  // for the times: a moment among milliseconds
   clock.Charge(report.forward_time);
   DFLASH_ASSIGN_OR_RETURN(const SampledTokens sampled, SamplePrompts(known, forward));
@@ -651,6 +669,7 @@ absl::Status Engine::Impl::RunKnownRows(const KnownRows& known, StepReport& repo
     const SequenceRows& rows = known.batch.sequences[i];
     if (prefixes_ != nullptr && rows.phase == Phase::kPrefill)
       prefixes_->OnPrefilled(sequence.slot, sequence.stored, rows.checkpoints);
+    EmitPromptLogProbs(sequence, rows.start_position, std::move(forward.log_probs[i]));
     if (known.batch.sequences[i].last_logits) {
       sequence.first_token = absl::Now();
       sequence.report.prefill_time = sequence.first_token - sequence.prefill_start;
@@ -901,6 +920,21 @@ void Engine::Impl::Finish(Sequence& sequence) {
   sequence.report.decode_time = absl::Now() - sequence.first_token;
   sequence.done = true;
   sequence.sink->OnFinished(sequence.report);
+}
+
+// `places` are those of the prompt's tokens behind `first`. What an earlier life, or an earlier run of the
+// prompt, has reported is not said again.
+void Engine::Impl::EmitPromptLogProbs(Sequence& sequence, int64_t first, std::vector<TokenLogProbs> places) {
+  if (places.empty()) return;
+  const int64_t end = first + static_cast<int64_t>(places.size());
+  while (!sequence.done && sequence.scored < end) {
+    TokensReport report;
+    const auto begin = places.begin() + (sequence.scored - first);
+    const auto count = std::min<int64_t>(kMaxPromptPlaces, end - sequence.scored);
+    report.prompt_log_probs.assign(std::make_move_iterator(begin), std::make_move_iterator(begin + count));
+    sequence.scored += count;
+    sequence.sink->OnTokens(std::move(report));
+  }
 }
 
 // Hands new tokens to the request's text and its sink, and ends the request when they say so.

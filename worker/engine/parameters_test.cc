@@ -1,9 +1,10 @@
 // Parameters that change what may be chosen, combined at random: the output is the same whatever drafts are
-// made, on one rank and on several, and obeys the parameters. Tests named *Full run thousands of cases (label
-// slow).
+// made, on one rank and on several, and obeys the parameters. Tests named *Full* run thousands of cases
+// (label slow).
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <map>
 #include <random>
 #include <string>
 #include <vector>
@@ -28,13 +29,59 @@ using testing::MakeEngine;
 using testing::RunAll;
 using testing::TinyPair;
 
-std::vector<GenerationRequest> Requests(size_t count, uint32_t seed) {
+std::vector<GenerationRequest> Requests(size_t count, uint32_t seed, int64_t longest_prompt = 48) {
   std::vector<GenerationRequest> requests =
-      testing::MixedRequests(count, seed, {.longest_prompt = 48, .most_tokens = 40});
+      testing::MixedRequests(count, seed, {.longest_prompt = longest_prompt, .most_tokens = 40});
   std::mt19937 random(seed + 1);
   for (GenerationRequest& request : requests) testing::AddParameters(random, request);
+  // Several choices of one request: the coordinator makes a request with a seed of its own of each.
+  for (size_t i = 3; i + 2 < count; i += 10) {
+    for (size_t choice = 1; choice <= 1 + random() % 2; ++choice) {
+      requests[i + choice] = requests[i];
+      requests[i + choice].id = absl::StrCat(requests[i].id, "#", choice);
+      requests[i + choice].sampling.seed += choice * 0x9e3779b97f4a7c15u;
+      requests[i + choice].prompt_log_probs = 0;
+    }
+  }
   return requests;
 }
+
+// Which parameters a request has, by their names in the API.
+std::vector<std::string> ParametersOf(const GenerationRequest& request) {
+  const std::pair<const char*, bool> parameters[] = {
+      {"temperature", request.sampling.temperature > 0},
+      {"top_k", request.sampling.top_k > 0},
+      {"top_p", request.sampling.top_p < 1},
+      {"min_p", request.sampling.min_p > 0},
+      {"seed", request.sampling.seed > 0},
+      {"repetition_penalty", request.repetition_penalty != 1},
+      {"frequency_penalty", request.frequency_penalty != 0},
+      {"presence_penalty", request.presence_penalty != 0},
+      {"logit_bias", !request.logit_bias.empty()},
+      {"bad_words", !request.bad_words.empty()},
+      {"min_tokens", request.min_tokens > 0},
+      {"ignore_eos", request.stop_token_ids.empty()},
+      {"stop strings", !request.stop_strings.empty()},
+      {"stop ids", request.stop_token_ids.size() > 2},
+      {"include_stop_in_text", request.include_stop_in_text},
+      {"top_logprobs", request.log_probs > 0},
+      {"prompt_logprobs", request.prompt_log_probs > 0},
+      {"n", request.id.find('#') != std::string::npos},
+      {"max_thinking_tokens", request.thinking.max_tokens >= 0},
+      {"speculation.mode", request.speculation == SpeculationMode::kOff},
+      {"max_draft_tokens", request.max_draft_tokens > 0},
+      {"json_object", request.constraint.json_object},
+      {"json_schema", !request.constraint.json_schema.empty()},
+      {"choice", !request.constraint.choices.empty()},
+      {"priority", request.priority != 0},
+  };
+  std::vector<std::string> names = {"requests"};
+  for (const auto& [name, is_set] : parameters) {
+    if (is_set) names.emplace_back(name);
+  }
+  return names;
+}
+constexpr size_t kParameters = 25;
 
 std::vector<GenerationRequest> WithoutDrafts(std::vector<GenerationRequest> requests) {
   for (GenerationRequest& request : requests) request.speculation = SpeculationMode::kOff;
@@ -42,13 +89,40 @@ std::vector<GenerationRequest> WithoutDrafts(std::vector<GenerationRequest> requ
 }
 
 void ExpectSameLogProbs(const GenerationOutcome& actual, const GenerationOutcome& expected) {
-  ASSERT_EQ(actual.log_probs.size(), expected.log_probs.size());
-  for (size_t i = 0; i < expected.log_probs.size(); ++i) {
-    ASSERT_EQ(actual.log_probs[i].log_prob, expected.log_probs[i].log_prob) << "token " << i;
-    ASSERT_EQ(actual.log_probs[i].top.size(), expected.log_probs[i].top.size());
-    for (size_t k = 0; k < expected.log_probs[i].top.size(); ++k) {
-      ASSERT_EQ(actual.log_probs[i].top[k].token, expected.log_probs[i].top[k].token);
-      ASSERT_EQ(actual.log_probs[i].top[k].log_prob, expected.log_probs[i].top[k].log_prob);
+  for (const auto places : {&GenerationOutcome::log_probs, &GenerationOutcome::prompt_log_probs}) {
+    ASSERT_EQ((actual.*places).size(), (expected.*places).size());
+    for (size_t i = 0; i < (expected.*places).size(); ++i) {
+      const TokenLogProbs &is = (actual.*places)[i], &was = (expected.*places)[i];
+      ASSERT_EQ(is.log_prob, was.log_prob) << "place " << i;
+      ASSERT_EQ(is.top.size(), was.top.size());
+      for (size_t k = 0; k < was.top.size(); ++k) {
+        ASSERT_EQ(is.top[k].token, was.top[k].token);
+        ASSERT_EQ(is.top[k].log_prob, was.top[k].log_prob);
+      }
+    }
+  }
+}
+
+// `wanted` as in GenerationRequest::log_probs.
+void ExpectLogProbs(const std::vector<TokenLogProbs>& places, int32_t wanted, size_t count) {
+  if (wanted == 0) {
+    EXPECT_TRUE(places.empty());
+    return;
+  }
+  ASSERT_EQ(places.size(), count);
+  for (const TokenLogProbs& place : places) {
+    EXPECT_EQ(place.top.size(), static_cast<size_t>(wanted - 1));
+    EXPECT_LE(place.log_prob, 0);
+    double sum = 0;
+    for (size_t k = 0; k < place.top.size(); ++k) {
+      if (k > 0) {
+        EXPECT_LE(place.top[k].log_prob, place.top[k - 1].log_prob);
+      }
+      sum += std::exp(static_cast<double>(place.top[k].log_prob));
+    }
+    EXPECT_LE(sum, 1.0001);
+    if (!place.top.empty()) {
+      EXPECT_LE(place.log_prob, place.top[0].log_prob);
     }
   }
 }
@@ -60,42 +134,60 @@ void ExpectObeys(const GenerationRequest& request, const GenerationOutcome& outc
     EXPECT_THAT(request.stop_token_ids, ::testing::Not(::testing::Contains(tokens[i])));
   for (const std::vector<int32_t>& word : request.bad_words)
     EXPECT_EQ(std::search(tokens.begin(), tokens.end(), word.begin(), word.end()), tokens.end());
-  if (request.log_probs > 0) {
-    ASSERT_EQ(outcome.log_probs.size(), tokens.size());
-    for (const TokenLogProbs& place : outcome.log_probs) {
-      EXPECT_EQ(place.top.size(), static_cast<size_t>(request.log_probs - 1));
-      EXPECT_LE(place.log_prob, 0);
-      double sum = 0;
-      for (size_t k = 0; k < place.top.size(); ++k) {
-        if (k > 0) {
-          EXPECT_LE(place.top[k].log_prob, place.top[k - 1].log_prob);
-        }
-        sum += std::exp(static_cast<double>(place.top[k].log_prob));
-      }
-      EXPECT_LE(sum, 1.0001);
-    }
-  } else {
-    EXPECT_TRUE(outcome.log_probs.empty());
+  ExpectLogProbs(outcome.log_probs, request.log_probs, tokens.size());
+  ExpectLogProbs(outcome.prompt_log_probs, request.prompt_log_probs, request.prompt_tokens.size() - 1);
+  EXPECT_LE(static_cast<int64_t>(tokens.size()), request.max_tokens);
+  for (size_t i = 0; i + 1 < tokens.size(); ++i)
+    EXPECT_THAT(request.stop_token_ids, ::testing::Not(::testing::Contains(tokens[i]))) << "went on at " << i;
+  for (const std::string& stop : request.stop_strings) {
+    if (request.min_tokens > 0) continue;  // there it may be in the text before
+    const size_t found = outcome.text.find(stop);
+    if (found == std::string::npos) continue;
+    EXPECT_TRUE(request.include_stop_in_text && outcome.finished.reason == FinishReason::kStopString) << stop;
+    EXPECT_EQ(found + stop.size(), outcome.text.size()) << stop;
+  }
+  if (request.thinking.max_tokens < 0) return;
+  const auto is = [&](int32_t token, int32_t mark) { return token == mark; };
+  bool thinks = false;
+  int64_t thought = 0;
+  for (const int32_t token : request.prompt_tokens)
+    thinks = is(token, request.thinking.open) || (thinks && !is(token, request.thinking.close));
+  for (const int32_t token : tokens) {
+    if (is(token, request.thinking.open)) thought = 0;
+    thought += thinks && !is(token, request.thinking.open) && !is(token, request.thinking.close);
+    thinks = is(token, request.thinking.open) || (thinks && !is(token, request.thinking.close));
+    EXPECT_LE(thought, request.thinking.max_tokens);
   }
 }
 
 void CheckCases(size_t count, uint32_t first_seed) {
   testing::TinyPairOptions options;
   options.slots = 8;
+  options.checkpoints = 8;
   absl::StatusOr<TinyPair> pair = LoadTinyPair(options);
   ASSERT_TRUE(pair.ok()) << pair.status();
-  int64_t drafted = 0, accepted = 0, changed = 0;
+  int64_t drafted = 0, accepted = 0, changed = 0, contradictory = 0;
+  std::map<std::string, int64_t> parameters;
   constexpr size_t kTogether = 50;
   for (size_t done = 0; done < count; done += kTogether) {
     const uint32_t seed = first_seed + static_cast<uint32_t>(done);
-    const std::vector<GenerationRequest> requests = Requests(std::min(kTogether, count - done), seed);
+    // Now and then prompts of several chunks, of which some begin with what others have cached.
+    const int64_t longest_prompt = done / kTogether % 5 == 1 ? 200 : 48;
+    const std::vector<GenerationRequest> requests =
+        Requests(std::min(kTogether, count - done), seed, longest_prompt);
     const auto speculative = *RunAll(**MakeEngine(*pair, pair->drafter.get()), requests);
     const auto plain = *RunAll(**MakeEngine(*pair, nullptr), WithoutDrafts(requests));
     for (size_t i = 0; i < requests.size(); ++i) {
       SCOPED_TRACE(absl::StrCat("seed ", seed, ", ", requests[i].id));
+      for (const std::string& name : ParametersOf(requests[i])) ++parameters[name];
+      ASSERT_EQ(speculative[i].tokens, plain[i].tokens);
+      if (absl::IsInvalidArgument(plain[i].status)) {  // its parameters contradict each other
+        ++contradictory;
+        ASSERT_EQ(speculative[i].status, plain[i].status);
+        continue;
+      }
       ASSERT_TRUE(plain[i].done) << plain[i].status;
       ASSERT_TRUE(speculative[i].done) << speculative[i].status;
-      ASSERT_EQ(speculative[i].tokens, plain[i].tokens);
       ASSERT_EQ(speculative[i].text, plain[i].text);
       ASSERT_EQ(speculative[i].finished.reason, plain[i].finished.reason);
       ExpectSameLogProbs(speculative[i], plain[i]);
@@ -113,12 +205,22 @@ void CheckCases(size_t count, uint32_t first_seed) {
   EXPECT_GT(changed, static_cast<int64_t>(std::min(kTogether, count)) / 5);
   EXPECT_GT(drafted, static_cast<int64_t>(count) * 10);
   EXPECT_GT(accepted, static_cast<int64_t>(count));
-  std::printf("%zu cases, %lld drafted, %lld accepted\n", count, static_cast<long long>(drafted),
+  EXPECT_LE(contradictory, 1 + static_cast<int64_t>(count) / 50);
+  std::printf("%zu cases, %lld drafted, %lld accepted:", count, static_cast<long long>(drafted),
               static_cast<long long>(accepted));
+  EXPECT_EQ(parameters.size(), 1 + kParameters);
+  for (const auto& [name, requests] : parameters) {
+    std::printf(" %lld %s,", static_cast<long long>(requests), name.c_str());
+    EXPECT_GE(requests, static_cast<int64_t>(count) / 100) << name;
+  }
+  std::printf("\n");
 }
 
 TEST(Parameters, SpeculationChangesNothing) { CheckCases(60, 1); }
-TEST(Parameters, SpeculationChangesNothingFull) { CheckCases(5000, 1000); }
+// In parts, so that they can be spread over machines (GTEST_TOTAL_SHARDS) and show how far they are.
+class ParametersFull : public ::testing::TestWithParam<uint32_t> {};
+INSTANTIATE_TEST_SUITE_P(Part, ParametersFull, ::testing::Range(uint32_t{1}, uint32_t{11}));
+TEST_P(ParametersFull, SpeculationChangesNothing) { CheckCases(600, 1000 * GetParam()); }
 
 // Ranks decide alike, and log probabilities come together from their parts.
 void CheckRanks(size_t count) {
@@ -319,6 +421,25 @@ TEST_F(ParametersTest, AConstraintThatBadWordsForbidSaysSo) {
   EXPECT_EQ(outcome.status.code(), absl::StatusCode::kInvalidArgument) << outcome.status;
   EXPECT_THAT(std::string(outcome.status.message()), ::testing::HasSubstr("constraint"));
   EXPECT_TRUE(Run(GoldenRequest((*LoadGoldenPrompts())[0])).done);
+}
+
+TEST_F(ParametersTest, AThinkingLimitThatCannotEndSaysSo) {
+  const int32_t open = *pair_.tokenizer->FindAddedToken("<think>"),
+                close = *pair_.tokenizer->FindAddedToken("</think>");
+  request_.prompt_tokens.push_back(open);
+  request_.thinking = {.max_tokens = 3, .open = open, .close = close};
+  GenerationRequest forbids = request_, waits = request_;
+  forbids.bad_words = {{close}};
+  forbids.stop_token_ids.clear();  // it may end in the middle of thinking
+  waits.stop_token_ids.push_back(close);
+  waits.min_tokens = 10;
+  for (const GenerationRequest& request : {forbids, waits}) {
+    const GenerationOutcome outcome = Run(request);
+    EXPECT_EQ(outcome.status.code(), absl::StatusCode::kInvalidArgument) << outcome.status;
+    EXPECT_THAT(std::string(outcome.status.message()), ::testing::HasSubstr("max_thinking_tokens"));
+    EXPECT_EQ(outcome.tokens.size(), 3u);
+  }
+  EXPECT_TRUE(Run(request_).done);
 }
 
 // An output that goes on behind any of its tokens is the rest of the undisturbed one.

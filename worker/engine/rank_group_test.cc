@@ -283,7 +283,7 @@ TEST_P(RankGroup, ProcessesLogitsOnEveryRank) {
   const auto expected = testing::RunAll(*engine, requests).value();
   Group group(GetParam());
   const auto outcomes = testing::RunAll(*group.engine, requests).value();
-  int64_t accepted = 0, with_log_probs = 0;
+  int64_t accepted = 0, with_log_probs = 0, of_prompts = 0;
   for (size_t i = 0; i < outcomes.size(); ++i) {
     SCOPED_TRACE(requests[i].id);
     ASSERT_TRUE(outcomes[i].done) << outcomes[i].status;
@@ -294,9 +294,20 @@ TEST_P(RankGroup, ProcessesLogitsOnEveryRank) {
       ++with_log_probs;
       EXPECT_NEAR(outcomes[i].log_probs[k].log_prob, expected[i].log_probs[k].log_prob, 1e-3);
     }
+    ASSERT_EQ(outcomes[i].prompt_log_probs.size(), expected[i].prompt_log_probs.size());
+    for (size_t k = 0; k < expected[i].prompt_log_probs.size(); ++k) {
+      const TokenLogProbs &place = outcomes[i].prompt_log_probs[k],
+                          &alone_place = expected[i].prompt_log_probs[k];
+      ++of_prompts;
+      EXPECT_NEAR(place.log_prob, alone_place.log_prob, 1e-3);
+      ASSERT_EQ(place.top.size(), alone_place.top.size());
+      for (size_t t = 0; t < place.top.size(); ++t)
+        EXPECT_NEAR(place.top[t].log_prob, alone_place.top[t].log_prob, 1e-3);
+    }
   }
   EXPECT_GT(accepted, 10);
   EXPECT_GT(with_log_probs, 10);
+  EXPECT_GT(of_prompts, 10);
   for (const auto& follower : group.followers) ASSERT_EQ(follower->Join(), absl::OkStatus());
 }
 

@@ -60,6 +60,10 @@ struct GenerationRequest {
   // many, and all of a block or more mean whole blocks whatever the load.
   int32_t max_draft_tokens = 0;
   int32_t log_probs = 0;  // 0: none; else one and the number of best tokens beside each of the output
+  // The same of the prompt's tokens but the first, which nothing precedes. Such a request runs all of its
+  // prompt, whatever is cached.
+  int32_t prompt_log_probs = 0;
+  int64_t prompt_log_probs_done = 0;  // so many first ones were reported in an earlier life of the request
   // Of an earlier life of the request: the output goes on behind them. They were reported then.
   std::vector<int32_t> output_tokens;
   bool return_text = true;           // detokenize in the leader
@@ -101,7 +105,11 @@ struct TokensReport {
   std::string text;
   std::vector<RoundReport> rounds;  // empty for the first token, which comes from prefill; else one entry
   std::vector<TokenLogProbs> log_probs = {};  // one per token, if the request wants them
+  // Of the prompt's next tokens, at most kMaxPromptPlaces; all of them before the output, in reports of their
+  // own.
+  std::vector<TokenLogProbs> prompt_log_probs = {};
 };
+inline constexpr size_t kMaxPromptPlaces = 256;
 
 struct FinishedReport {
   FinishReason reason = FinishReason::kLength;

@@ -36,6 +36,11 @@ class ShardedSampler {
   absl::Status SampleProcessed(MatrixView logits, const SamplingParams* params, const int64_t* positions,
                                int64_t vocabulary, SamplingReach reach, const RowProcessing& processing,
                                int32_t* tokens, std::vector<TokenLogProbs>* log_probs);
+  // Appends log probabilities of given tokens (-1: none) at rows of this rank's logits, and of the `top` best
+  // ones beside each. tokens int32 [rows], device memory. Two all-gathers; waits for the stream. Errors as
+  // above.
+  absl::Status LogProbs(ConstMatrixView logits, int64_t vocabulary, const int32_t* tokens, int32_t top,
+                        std::vector<TokenLogProbs>* log_probs);
   // The best token of every row and its probability (kernels/sampling/draft_choice.h); confidences may be
   // null. One all-gather. Errors as above.
   absl::Status ChooseDrafts(ConstMatrixView logits, int64_t vocabulary, int32_t* tokens, float* confidences);
@@ -47,8 +52,6 @@ class ShardedSampler {
                                  const int64_t* positions, int64_t vocabulary, int32_t* tokens);
   // Brings rank 0's rules into every rank's device memory.
   absl::StatusOr<LogitRules> ShareRules(const RuleBatch* batch, int64_t rows);
-  absl::Status LogProbs(ConstMatrixView logits, int64_t vocabulary, const int32_t* tokens, int32_t top,
-                        std::vector<TokenLogProbs>* log_probs);
   // Makes room in a buffer that is used now and then.
   absl::Status Grow(Buffer& buffer, int64_t bytes) const;
   // Where this rank writes its part of an array that is gathered over the ranks, in elements of 8 bytes.

@@ -132,6 +132,9 @@ class Target::Impl {
   // Logits of the group's rows `wanted`, after RunGroup.
   absl::Status ComputeLogits(const RowGroup& group, const std::vector<int32_t>& wanted,
                              int64_t first_logits_row);
+  // Log probabilities that sequences want of the tokens behind their rows, after RunGroup. Uses the rows of
+  // logits.
+  absl::Status ScoreFollowers(const StepBatch& batch, const HostGroup& host, ForwardResult* result);
   absl::Status FullAttention(size_t layer, const RowGroup& group, ConstMatrixView x, MatrixView delta);
   absl::Status LinearAttention(size_t layer, const RowGroup& group, ConstMatrixView x, MatrixView delta);
   absl::Status FeedForward(const LayerWeights& layer, Phase phase, ConstMatrixView x, MatrixView delta);
@@ -185,7 +188,7 @@ class Target::Impl {
   Matrix prefill_projections_;
   Matrix hidden_, normed_, delta_, mixed_, conv_out_, gate_up_, activated_, logits_input_;
   Matrix logits_, taps_;
-  Buffer ids_, draft_ids_, prefill_segments_, verify_segments_, row_counts_;
+  Buffer ids_, draft_ids_, followers_, prefill_segments_, verify_segments_, row_counts_;
   SoloCommunicator solo_;
 
   // The verification of the last Forward, which waits for Commit.
@@ -298,6 +301,7 @@ absl::StatusOr<std::unique_ptr<Target::Impl>> Target::Impl::Load(const TargetCon
   const int64_t segment_bytes = table->slots() * int64_t{sizeof(Segment)};
   DFLASH_ASSIGN_OR_RETURN(impl->ids_, Buffer::Allocate(rows * int64_t{sizeof(int32_t)}, stream));
   DFLASH_ASSIGN_OR_RETURN(impl->draft_ids_, Buffer::Allocate(rows * int64_t{sizeof(int32_t)}, stream));
+  DFLASH_ASSIGN_OR_RETURN(impl->followers_, Buffer::Allocate(rows * int64_t{sizeof(int32_t)}, stream));
   // Of the rows, of their parts, of the rows before checkpoints.
   DFLASH_ASSIGN_OR_RETURN(impl->prefill_segments_,
                           Buffer::Allocate(segment_bytes * (2 + 2 * kMaxCheckpoints), stream));
@@ -391,6 +395,10 @@ absl::Status Target::Impl::CheckBatch(const StepBatch& batch) const {
       logits += sequence.last_logits ? 1 : 0;
     }
     DFLASH_RETURN_IF_ERROR(CheckCheckpoints(sequence));
+    const bool can_score = sequence.phase == Phase::kPrefill && sequence.next_token < config.vocab_size &&
+                           batch.vocabulary >= 1 && batch.vocabulary <= config.vocab_size;
+    if (sequence.log_probs != 0 && !can_score)
+      return absl::InvalidArgumentError(absl::StrCat(who, ": its rows can have no log probabilities"));
     rows[sequence.phase == Phase::kVerify] += count;
   }
   if (rows[0] > options.max_prefill_rows || rows[1] > options.max_verify_rows ||
@@ -427,6 +435,7 @@ absl::StatusOr<ForwardResult> Target::Impl::Forward(const StepBatch& batch) {
   ForwardResult result;
   result.rows.resize(batch.sequences.size());
   result.logits_rows.resize(batch.sequences.size());
+  result.log_probs.resize(batch.sequences.size());
   int64_t first_row = 0;
   int64_t first_logits = 0;
   for (const Phase phase : {Phase::kPrefill, Phase::kVerify}) {
@@ -434,6 +443,7 @@ absl::StatusOr<ForwardResult> Target::Impl::Forward(const StepBatch& batch) {
     if (host.tokens.empty()) continue;
     DFLASH_ASSIGN_OR_RETURN(const RowGroup group, UploadGroup(phase, host));
     DFLASH_RETURN_IF_ERROR(RunGroup(group, first_row));
+    DFLASH_RETURN_IF_ERROR(ScoreFollowers(batch, host, &result));
     DFLASH_RETURN_IF_ERROR(ComputeLogits(group, host.logits_of, first_logits));
     for (size_t m = 0; m < host.members.size(); ++m) {
       const SequenceRows& sequence = batch.sequences[host.members[m]];
@@ -555,6 +565,31 @@ absl::Status Target::Impl::ComputeLogits(const RowGroup& group, const std::vecto
   // A prompt's last row is sampled like any verified row, so its logits use the arithmetic of VERIFY rows.
   return Linear(head_input, weights.head, Phase::kVerify, logits_.view().Rows(first_logits_row, count),
                 *stream);
+}
+
+absl::Status Target::Impl::ScoreFollowers(const StepBatch& batch, const HostGroup& host,
+                                          ForwardResult* result) {
+  for (size_t m = 0; m < host.members.size(); ++m) {
+    const SequenceRows& sequence = batch.sequences[host.members[m]];
+    if (sequence.log_probs == 0) continue;
+    std::vector<int32_t> followers(sequence.tokens.begin() + 1, sequence.tokens.end());
+    if (sequence.next_token >= 0) followers.push_back(sequence.next_token);
+    const auto size = static_cast<int64_t>(followers.size());
+    const int32_t top = std::min(sequence.log_probs - 1, kMaxTopLogProbs);
+    // A prompt has more rows than there are rows of logits. Theirs is the arithmetic of VERIFY rows, as an
+    // output's.
+    for (int64_t first = 0; first < size; first += options.max_logits_rows) {
+      const int64_t count = std::min(options.max_logits_rows, size - first);
+      const MatrixView logits = logits_.Rows(count);
+      DFLASH_RETURN_IF_ERROR(Linear(normed_.view().Rows(host.segments[m].first_row + first, count),
+                                    weights.head, Phase::kVerify, logits, *stream));
+      DFLASH_RETURN_IF_ERROR(
+          Upload(followers_, followers.data() + first, static_cast<size_t>(count) * sizeof(int32_t)));
+      DFLASH_RETURN_IF_ERROR(sampler.LogProbs(logits, batch.vocabulary, followers_.As<int32_t>(), top,
+                                              &result->log_probs[host.members[m]]));
+    }
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Target::Impl::PublishHiddenState(HiddenStateIndex state, Phase phase, ConstMatrixView rows,

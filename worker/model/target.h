@@ -34,11 +34,16 @@ struct SequenceRows {
   // PREFILL: copies of the recurrent and conv states to be kept on the way, in ascending order of position;
   // inside the rows or at their end, at most kMaxCheckpoints. Rows with checkpoints start on the grid.
   std::vector<StateCheckpoint> checkpoints = {};
+  // PREFILL: log probabilities of the tokens that follow the rows are wanted: one and the number of best
+  // tokens beside each; 0: none. The last row's follower is next_token; -1: it is no token of the prompt.
+  int32_t log_probs = 0;
+  int32_t next_token = -1;
 };
 inline constexpr int64_t kMaxCheckpoints = 8;
 
 struct StepBatch {
   std::vector<SequenceRows> sequences;  // a slot at most once
+  int64_t vocabulary = 0;               // real token ids; where log probabilities are wanted
 };
 
 // Half-open range of rows.
@@ -54,6 +59,9 @@ struct ForwardResult {
   MatrixView taps;    // activation dtype [T, taps * D]: the tapped residuals of a row, in tap order
   std::vector<RowRange> rows;         // in taps
   std::vector<RowRange> logits_rows;  // in logits
+  // Of the tokens that follow the rows of sequences[i], the first row's first; empty where they are not
+  // wanted.
+  std::vector<std::vector<TokenLogProbs>> log_probs = {};
 };
 
 // The rows of a verification as the device describes them: nobody on the host knows their tokens and
@@ -121,8 +129,8 @@ class Target {
   // Runs all rows of the step: PREFILL rows are committed (key/value pages, recurrent and conv states);
   // VERIFY rows change nothing until Commit. Slots need pages for start_position + rows
   // (SequenceTable::Reserve). Errors: InvalidArgument (start_position is not the slot's length, too many
-  // rows, token out of range, a slot twice, a checkpoint off the grid or out of the rows), Unimplemented (a
-  // verify plan that is not a chain).
+  // rows, token out of range, a slot twice, a checkpoint off the grid or out of the rows, log probabilities
+  // of rows that are not PREFILL), Unimplemented (a verify plan that is not a chain).
   absl::StatusOr<ForwardResult> Forward(const StepBatch& batch);
 
   // Commits the first accepted_rows rows of each VERIFY sequence of the last Forward; once per Forward.

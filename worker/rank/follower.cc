@@ -104,7 +104,7 @@ absl::Status RankFollower::ChangeSlots(const RankPlan& plan) {
 }
 
 absl::Status RankFollower::RunKnownRows(const RankPlan& plan) {
-  StepBatch batch;
+  StepBatch batch = {.sequences = {}, .vocabulary = options_.vocabulary};
   std::vector<Target::Accepted> refed;
   std::vector<SamplingParams> params;
   std::vector<int64_t> positions;
@@ -118,7 +118,9 @@ absl::Status RankFollower::RunKnownRows(const RankPlan& plan) {
                                .tokens = rows.tokens,
                                .parents = {},
                                .last_logits = rows.last_logits,
-                               .checkpoints = rows.checkpoints});
+                               .checkpoints = rows.checkpoints,
+                               .log_probs = rows.prompt_log_probs,
+                               .next_token = rows.next_token});
     if (rows.phase == Phase::kVerify) refed.push_back({.slot = rows.slot, .rows = rows.count});
     if (!rows.last_logits) continue;
     if (rows.slot < 0 || rows.slot >= table_->slots())

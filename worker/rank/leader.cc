@@ -40,7 +40,9 @@ absl::Status RankLeader::Begin(const std::vector<SequenceRows>& known, const Row
                          .last_logits = rows.last_logits,
                          .checkpoints = rows.checkpoints,
                          .has_rules = rows.last_logits && of_prompts.has_rules,
-                         .log_probs = rows.last_logits ? of_prompts.log_probs : 0});
+                         .log_probs = rows.last_logits ? of_prompts.log_probs : 0,
+                         .prompt_log_probs = rows.log_probs,
+                         .next_token = rows.next_token});
   }
   for (const VerifyRows& rows : verify) {
     plan.rows.push_back({.slot = rows.slot,

@@ -49,6 +49,7 @@ uint64_t ChainHash(uint64_t previous, const RankPlan& plan) {
     for (const StateCheckpoint& checkpoint : rows.checkpoints)
       mixer.Add(checkpoint.position).Add(int64_t{checkpoint.index});
     mixer.Add(int64_t{rows.has_rules}).Add(int64_t{rows.log_probs});
+    mixer.Add(int64_t{rows.prompt_log_probs}).Add(int64_t{rows.next_token});
   }
   return mixer.value();
 }

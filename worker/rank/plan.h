@@ -37,6 +37,8 @@ struct RankPlan {
     // Of rows whose logits are sampled: rules, which are broadcast, and log probabilities (RowProcessing).
     bool has_rules = false;
     int32_t log_probs = 0;
+    int32_t prompt_log_probs = 0;  // PREFILL: of the tokens behind the rows (SequenceRows::log_probs)
+    int32_t next_token = -1;       // likewise
 
     bool known() const { return !tokens.empty(); }
   };

@@ -63,6 +63,8 @@ TEST(RankPlan, HashSeesEveryChange) {
       [](RankPlan& p) { p.rows[0].checkpoints.clear(); },
       [](RankPlan& p) { p.rows[1].has_rules = true; },
       [](RankPlan& p) { p.rows[1].log_probs = 3; },
+      [](RankPlan& p) { p.rows[0].prompt_log_probs = 3; },
+      [](RankPlan& p) { p.rows[0].next_token = 3; },
       [](RankPlan& p) { std::swap(p.rows[0], p.rows[1]); },
       [](RankPlan& p) { p.rows.pop_back(); },
       [](RankPlan& p) { p.rows[0].slot = 3; },

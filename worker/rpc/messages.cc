@@ -68,6 +68,8 @@ GenerationRequest FromMessage(wire::Submit&& submit, absl::Time now) {
   request.min_tokens = submit.min_tokens();
   request.include_stop_in_text = submit.include_stop_in_text();
   request.log_probs = submit.logprobs();
+  request.prompt_log_probs = submit.prompt_logprobs();
+  request.prompt_log_probs_done = submit.prompt_logprobs_done();
   request.output_tokens.assign(submit.output_tokens().begin(), submit.output_tokens().end());
   request.stop_token_ids.assign(submit.stop_token_ids().begin(), submit.stop_token_ids().end());
   request.stop_strings.assign(submit.stop_strings().begin(), submit.stop_strings().end());
@@ -91,6 +93,18 @@ wire::Started ToMessage(const std::string& id, const StartedReport& report) {
   return message;
 }
 
+namespace {
+
+void Fill(const TokenLogProbs& place, wire::TokenLogprobs* entry) {
+  entry->set_logprob(place.log_prob);
+  for (const TokenLogProbs::Top& top : place.top) {
+    entry->add_top_ids(top.token);
+    entry->add_top_logprobs(top.log_prob);
+  }
+}
+
+}  // namespace
+
 wire::Tokens ToMessage(const std::string& id, TokensReport&& report) {
   wire::Tokens message;
   message.set_id(id);
@@ -101,14 +115,8 @@ wire::Tokens ToMessage(const std::string& id, TokensReport&& report) {
     entry->set_drafted(round.drafted);
     entry->set_accepted(round.accepted);
   }
-  for (const TokenLogProbs& place : report.log_probs) {
-    wire::TokenLogprobs* entry = message.add_logprobs();
-    entry->set_logprob(place.log_prob);
-    for (const TokenLogProbs::Top& top : place.top) {
-      entry->add_top_ids(top.token);
-      entry->add_top_logprobs(top.log_prob);
-    }
-  }
+  for (const TokenLogProbs& place : report.log_probs) Fill(place, message.add_logprobs());
+  for (const TokenLogProbs& place : report.prompt_log_probs) Fill(place, message.add_prompt_logprobs());
   return message;
 }
 

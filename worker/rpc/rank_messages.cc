@@ -74,6 +74,9 @@ wire::RankPlan ToMessage(const RankPlan& plan) {
     for (const StateCheckpoint& checkpoint : planned.checkpoints) Fill(checkpoint, rows->add_checkpoints());
     rows->set_rules(planned.has_rules);
     rows->set_logprobs(planned.log_probs);
+    if (planned.prompt_log_probs == 0) continue;
+    rows->set_prompt_logprobs(planned.prompt_log_probs);
+    rows->set_next_token(planned.next_token);
   }
   return message;
 }
@@ -108,6 +111,9 @@ RankPlan FromMessage(const wire::RankPlan& message) {
       plan.rows.back().checkpoints.push_back(FromMessage(checkpoint));
     plan.rows.back().has_rules = rows.rules();
     plan.rows.back().log_probs = rows.logprobs();
+    if (rows.prompt_logprobs() == 0) continue;
+    plan.rows.back().prompt_log_probs = rows.prompt_logprobs();
+    plan.rows.back().next_token = rows.next_token();
   }
   return plan;
 }

@@ -59,6 +59,7 @@ void AddParameters(std::mt19937& random, GenerationRequest& request) {
   const auto token = [&] {  // rather one that may come up
     return below(2) == 0 ? request.prompt_tokens[random() % request.prompt_tokens.size()] : below(4096);
   };
+  const char* const stops[] = {", 1", "he", " and", "a b", "\n", "ing ", "es", "}", "the ", "zzz"};
   const float repetition[] = {1.05f, 1.3f, 0.9f}, penalty[] = {-0.5f, 0.3f, 1.5f};
   if (below(3) == 0) request.repetition_penalty = repetition[below(3)];
   if (below(3) == 0) request.frequency_penalty = penalty[below(3)];
@@ -76,6 +77,14 @@ void AddParameters(std::mt19937& random, GenerationRequest& request) {
   }
   if (below(3) == 0) request.min_tokens = 1 + random() % static_cast<uint32_t>(request.max_tokens);
   if (below(4) == 0) request.include_stop_in_text = true;
+  if (below(4) == 0) {
+    for (int32_t n = below(3); n >= 0; --n) request.stop_strings.emplace_back(stops[below(10)]);
+  }
+  if (below(6) == 0) {
+    for (int32_t n = below(3); n >= 0; --n) request.stop_token_ids.push_back(token());
+  }
+  if (below(8) == 0) request.max_draft_tokens = 1 + below(15);
+  if (below(5) == 0) request.prompt_log_probs = 1 + below(6);
   if (below(4) == 0) request.thinking = {.max_tokens = below(12), .open = 4091, .close = 4092};
   if (below(3) == 0) request.log_probs = 1 + below(6);
   if (below(4) == 0) {

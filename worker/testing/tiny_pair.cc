@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/status.h"
+#include "gtest/gtest.h"
 #include "kernels/device/buffer.h"
 #include "nlohmann/json.hpp"
 #include "worker/model/checkpoint.h"
@@ -28,6 +29,13 @@ class RecordingSink final : public RequestSink {
     outcome_->text += report.text;
     outcome_->rounds.insert(outcome_->rounds.end(), report.rounds.begin(), report.rounds.end());
     outcome_->log_probs.insert(outcome_->log_probs.end(), report.log_probs.begin(), report.log_probs.end());
+    if (!report.prompt_log_probs.empty()) {
+      EXPECT_TRUE(outcome_->tokens.empty() && report.tokens.empty())
+          << "log probabilities of the prompt come first";
+      EXPECT_LE(report.prompt_log_probs.size(), kMaxPromptPlaces);
+    }
+    outcome_->prompt_log_probs.insert(outcome_->prompt_log_probs.end(), report.prompt_log_probs.begin(),
+                                      report.prompt_log_probs.end());
   }
   void OnFinished(const FinishedReport& report) override {
     outcome_->finished = report;

@@ -109,7 +109,7 @@ struct GenerationOutcome {
   std::vector<int32_t> tokens;
   std::string text;
   std::vector<RoundReport> rounds;
-  std::vector<TokenLogProbs> log_probs;
+  std::vector<TokenLogProbs> log_probs, prompt_log_probs;
   FinishedReport finished;
   bool done = false;
 };
