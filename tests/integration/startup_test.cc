@@ -207,5 +207,27 @@ TEST(Startup, HelpAndVersion) {
   EXPECT_THAT(version.output, AllOf(HasSubstr("dflashd"), Not(HasSubstr("Usage"))));
 }
 
+// What the system does to a program that writes beyond its limit is end it, unless it says otherwise.
+TEST(Startup, ALogThatMayNotGrowChangesNothing) {
+  const std::string log = ::testing::TempDir() + "startup_test." + std::to_string(getpid()) + ".log";
+  std::ofstream(log) << std::string(1024, '.');
+  std::vector<std::string> command = {"/bin/sh", "-c", "ulimit -f 1; log=$0; exec \"$@\" 2>>\"$log\"", log};
+  for (const std::string& word : ServerCommand()) command.push_back(word);
+  Process server(command);
+  const std::optional<std::string> line = server.WaitForLine("dflashd: listening on ");
+  ASSERT_TRUE(line.has_value() && server.WaitForLine("dflashd: ready").has_value()) << server.output();
+  const size_t begin = line->find("listening on ") + 13;
+  const std::string address = line->substr(begin, line->find(',') - begin);
+  ctl::Generation generation;
+  const grpc::Status status = Generate(grpc::CreateChannel(address, grpc::InsecureChannelCredentials()),
+                                       ShortRequest(), kPatience, &generation);
+  EXPECT_TRUE(status.ok()) << ctl::Describe(status);
+  EXPECT_EQ(generation.token_ids.size(), 4u);
+  server.Signal(SIGTERM);
+  EXPECT_EQ(server.WaitForExit(), 0);
+  EXPECT_EQ(fs::file_size(log), 1024u) << "it may not grow";
+  fs::remove(log);
+}
+
 }  // namespace
 }  // namespace dflash::integration
