@@ -19,7 +19,7 @@ namespace dflash::integration {
 namespace {
 
 constexpr int kStreams = 1000;
-constexpr uint32_t kTokens = 24;
+constexpr uint32_t kTokens = 12;
 
 // Files that this process, and what it starts from now on, may have open, unless the system allows fewer.
 rlim_t AllowFiles(rlim_t count) {
