@@ -10,7 +10,7 @@ if (!address || !question) {
   process.exit(2);
 }
 const proto = path.join(path.dirname(fileURLToPath(import.meta.url)), '..', '..', 'proto');
-const definition = loader.loadSync('dflash/v1/inference.proto', {includeDirs: [proto], keepCase: true, enums: String});
+const definition = loader.loadSync('dflash/v1/inference.proto', {includeDirs: [proto], keepCase: true, enums: String, defaults: true});
 const {dflash} = grpc.loadPackageDefinition(definition);
 const client = new dflash.v1.InferenceService(address, grpc.credentials.createInsecure());
 

@@ -954,21 +954,26 @@ void Engine::Impl::Emit(Sequence& sequence, const std::vector<int32_t>& tokens,
   }
   TokensReport chunk;
   if (round != nullptr) chunk.rounds.push_back(*round);
+  // What came before a fault is the client's, as without drafts.
+  const auto fail = [&](const absl::Status& status) {
+    if (!chunk.tokens.empty()) sequence.sink->OnTokens(std::move(chunk));
+    Fail(sequence, status);
+  };
   bool finished = false;
   for (int32_t token : tokens) {
     if (token < 0 && sequence.rules != nullptr && sequence.rules->AllowsNothing()) {
-      Fail(sequence,
-           absl::InvalidArgumentError(absl::StrCat("bad_words and min_tokens forbid all that constraint and "
-                                                   "max_thinking_tokens allow at place ",
-                                                   sequence.emitted())));
+      fail(
+          absl::InvalidArgumentError(absl::StrCat("bad_words and min_tokens forbid all that constraint and "
+                                                  "max_thinking_tokens allow at place ",
+                                                  sequence.emitted())));
       return;
     }
     if (token < 0) {  // logits held a NaN: this request cannot go on, its neighbours can
       sequence.had_fault = true;
-      Fail(sequence, WithReason(absl::InternalError(absl::StrCat("the target's logits at position ",
-                                                                 sequence.prompt_size() + sequence.emitted(),
-                                                                 " are not numbers")),
-                                "NUMERIC_FAULT"));
+      fail(WithReason(
+          absl::InternalError(absl::StrCat("the target's logits at position ",
+                                           sequence.prompt_size() + sequence.emitted(), " are not numbers")),
+          "NUMERIC_FAULT"));
       return;
     }
     if (sequence.request.log_probs > 0) {
@@ -981,7 +986,7 @@ void Engine::Impl::Emit(Sequence& sequence, const std::vector<int32_t>& tokens,
     sequence.content.See(token);
     if (finished) break;
     if (sequence.rules != nullptr && sequence.rules->HasLostTrack()) {
-      Fail(sequence, absl::ResourceExhaustedError("constraint: it has become too large to be followed"));
+      fail(absl::ResourceExhaustedError("constraint: it has become too large to be followed"));
       return;
     }
   }
