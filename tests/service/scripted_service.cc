@@ -158,7 +158,7 @@ ScriptedService::ScriptedService(const Options& options)
 
 ScriptedService::~ScriptedService() {
   dispatcher_.ShutDown();
-  server_->Shutdown(absl::ZeroDuration());
+  server_.reset();
   client_.reset();
   worker_.reset();
   unlink(socket_.c_str());

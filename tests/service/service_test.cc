@@ -276,7 +276,8 @@ TEST(Service, ExportsExactlyWhatTheTableLists) {
                                                      metrics::kGroupReforms.name,
                                                      metrics::kBuildInfo.name,
                                                      metrics::kMemoryBytes.name,
-                                                     metrics::kCertificateExpiry.name};
+                                                     metrics::kCertificateExpiry.name,
+                                                     metrics::kTraceSpans.name};
   for (const MetricInfo* info : metrics::kAll) {
     EXPECT_EQ(exported.count(std::string(info->name)) + of_the_program.count(info->name), 1u) << info->name;
   }
@@ -378,8 +379,8 @@ TEST(GroupClient, AWorkerThatNeverComesIsGivenUpOnDemand) {
   GroupClient client({.name = "0", .address = "unix:/nonexistent/socket", .build = "b"}, &events,
                      [](std::vector<prometheus::MetricFamily>) {});
   client.Start();
-  client.Disconnect();
-  EXPECT_THAT(events.lost.get_future().get(), HasSubstr("cannot reach the worker"));
+  client.Disconnect("nobody waits for it");
+  EXPECT_EQ(events.lost.get_future().get(), "nobody waits for it");
 }
 
 }  // namespace
