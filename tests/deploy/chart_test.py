@@ -103,6 +103,7 @@ REFUSED = [
     ('mode=nodes,groups.ranks=3,groups.hosts=2', 'groups.ranks:'), ('autoscaling.kind=hpa', 'autoscaling.kind:'),
     ('mode=single,autoscaling.kind=keda', 'autoscaling.prometheusAddress:'), ('service.type=LoadBalancer', 'service.type:'),
     ('tls.clientCertificates=true', 'tls.clientCertificates:'), ('models.source=claim', 'models.claim:'), ('models.source=host', 'models.hostPath:'),
+    ('networkPolicy.clients={}', '/networkPolicy/clients'), ('networkPolicy.monitoring={}', '/networkPolicy/monitoring'),
     ('models.download.enabled=true', 'models.download:'), ('models.source=create,models.download.enabled=true', 'models.download:'),
     ('models.source=create,models.download.enabled=true,models.download.image=i,models.download.target.repository=r', 'models.download.drafter.repository:'),
 ]
@@ -364,13 +365,42 @@ class Chart(unittest.TestCase):
                         flags = [flag.replace('$(LWS_WORKER_INDEX)', '1') for flag in container['args']]
                         support.run(support.built('dflash-worker'), *flags, '--help')
         schema = json.loads((CHART / 'values.schema.json').read_text())['properties']
+        known = set()
         dflashd = support.run(support.built('dflashd'), '--help')
         worker = support.run(support.built('dflash-worker'), '--help')
         for part, programs in (('server', [dflashd]), ('engine', [dflashd, worker])):
             for key in schema[part]['properties']:
                 flag = '--' + re.sub(r'([A-Z])', lambda found: '-' + found.group(1).lower(), key)
+                known.add(flag)
                 for text in programs:
                     self.assertRegex(text, r'(?m)^  %s ' % flag)
+        # And every flag is a setting, but for those that the chart sets by itself or that make no sense in a pod.
+        others = set('config print-config help model draft-model model-name listen ops-listen admin-listen tls-cert tls-key tls-client-ca '
+                     'token-file open-metrics drain-grace-seconds drain-seconds tp groups connect group-secret-file share-device '
+                     'backend worker allow-unlisted-config-keys inject-defect'.split())
+        self.assertEqual(set(re.findall(r'(?m)^  (--[a-z0-9-]+)', dflashd)) - known, {'--' + flag for flag in others})
+
+    def test_download(self):
+        """A Job cannot be changed: one that differs has another name. A volume of one node is written where the server reads it."""
+        def job(*flags):
+            rendered = documents(support.run(helm(3), 'template', 'dflashd', CHART, '--values', CHART / 'profiles' / 'one-gpu.yaml', *flags))
+            [found] = of_kind(rendered, 'Job')
+            return found
+        first = job()
+        self.assertEqual(job()['metadata']['name'], first['metadata']['name'])
+        names = {first['metadata']['name']}
+        for change in ('image.pullPolicy=Always', 'runAsUser=1000', 'priorityClassName=high', 'models.path=/m', 'nodeSelector.a=b',
+                       'models.download.target.revision=r2', 'image.pullSecrets={s}'):
+            names.add(job('--set', change)['metadata']['name'])
+        self.assertEqual(len(names), 8)
+        pod = first['spec']['template']['spec']
+        [term] = pod['affinity']['podAffinity']['requiredDuringSchedulingIgnoredDuringExecution']
+        [server] = [template for document, template, _ in pod_templates(documents(support.run(
+            helm(3), 'template', 'dflashd', CHART, '--values', CHART / 'profiles' / 'one-gpu.yaml'))) if document['kind'] == 'Deployment']
+        self.assertLessEqual(term['labelSelector']['matchLabels'].items(), server['metadata']['labels'].items())
+        self.assertEqual(pod['tolerations'], server['spec']['tolerations'])
+        elsewhere = job('--set', 'models.create.accessMode=ReadWriteMany')['spec']['template']['spec']
+        self.assertNotIn('affinity', elsewhere)
 
 
 if __name__ == '__main__':

@@ -93,8 +93,8 @@ affinity: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
 
-{{- /* Where a pod may run and how pods are spread: (dict "root" . "component" ... "ranks" whether it runs ranks). */ -}}
-{{- define "dflashd.placement" -}}
+{{- /* Nodes on which a pod may run: (dict "root" . "ranks" whether they have to be those of ranks). */ -}}
+{{- define "dflashd.nodes" -}}
 {{- $v := .root.Values -}}
 {{- $gpu := and .ranks (eq $v.backend "cuda") -}}
 {{- with $gpu | ternary (merge (deepCopy $v.nodeSelector) $v.gpu.nodeSelector) $v.nodeSelector }}
@@ -103,6 +103,13 @@ nodeSelector: {{- toYaml . | nindent 2 }}
 {{- with $gpu | ternary (concat $v.tolerations $v.gpu.tolerations) $v.tolerations }}
 tolerations: {{- toYaml . | nindent 2 }}
 {{- end }}
+{{- end }}
+
+{{- /* Where a pod may run and how pods are spread: (dict "root" . "component" ... "ranks" whether it runs ranks). */ -}}
+{{- define "dflashd.placement" -}}
+{{- $v := .root.Values -}}
+{{- $gpu := and .ranks (eq $v.backend "cuda") -}}
+{{- include "dflashd.nodes" . }}
 {{- if and $gpu $v.gpu.runtimeClassName }}
 runtimeClassName: {{ $v.gpu.runtimeClassName }}
 {{- end }}
