@@ -226,8 +226,11 @@ class Range {
     } else if (late == 0) {
       ASSERT_TRUE(PollUntil([&] { return Runs(pid, WorkerPath()); }));
     } else if (ranks_ == 2) {
-      const std::filesystem::path socket = std::filesystem::path(SocketFolder(next[0])) / RanksSocket();
-      ASSERT_TRUE(PollUntil([&] { return std::filesystem::exists(socket); }));
+      // Asked anew each time: a rank that was forked has no command line of its own yet.
+      ASSERT_TRUE(PollUntil([&] {
+        const std::string folder = SocketFolder(next[0]);
+        return !folder.empty() && std::filesystem::exists(std::filesystem::path(folder) / RanksSocket());
+      }));
     } else {
       ASSERT_TRUE(PollUntil([&] { return IsConnected(pid, RanksSocket()); }));
     }
