@@ -57,19 +57,24 @@ class Results:
         return not failed
 
 
-def run(results, name, command, limit, **more):
-    """Runs one program to its end; whether it was good."""
-    begin = time.monotonic()
+def finish(command, limit, environment=None):
+    """Runs one program to its end: exit code (-1: it took too long) and output."""
     try:
         ran = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                             timeout=limit, text=True, errors="replace", **more)
-        ok, output = ran.returncode == 0, ran.stdout
+                             timeout=limit, text=True, errors="replace", env=environment)
+        return ran.returncode, ran.stdout
     except subprocess.TimeoutExpired as late:
-        ok, output = False, (late.stdout or b"").decode(errors="replace") + f"\n(more than {limit} s)"
-    results.part(name, ok, time.monotonic() - begin, output=output[-6000:])
-    if not ok:
+        return -1, (late.stdout or b"").decode(errors="replace") + f"\n(more than {limit} s)"
+
+
+def run(results, name, command, limit):
+    """Runs one program as a part; whether it was good."""
+    begin = time.monotonic()
+    code, output = finish(command, limit)
+    results.part(name, code == 0, time.monotonic() - begin, output=output[-6000:])
+    if code != 0:
         print(output[-1500:])
-    return ok
+    return code == 0
 
 
 def figures(path):
@@ -130,7 +135,6 @@ class Daemon:
             self.process.wait(20)
         except subprocess.TimeoutExpired:
             self.process.kill()
-
 
 
 # The golden replay on a daemon that is started with `flags`: texts, and tokens per round. Near ties may fall otherwise

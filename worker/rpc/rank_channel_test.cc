@@ -431,16 +431,23 @@ TEST(RankChannel, ASilentMemberIsAFault) {
   EXPECT_THAT(fault.Await(), HasSubstr("rank 1 said nothing for 300ms"));
 }
 
+// A leader's socket without a leader behind it; negative if there is none.
+int ListenAt(const std::string& path) {
+  const int listener = socket(AF_UNIX, SOCK_STREAM, 0);
+  sockaddr_un name = {};
+  name.sun_family = AF_UNIX;
+  std::strncpy(name.sun_path, path.c_str(), sizeof(name.sun_path) - 1);
+  EXPECT_EQ(bind(listener, reinterpret_cast<sockaddr*>(&name), sizeof(name)), 0);
+  EXPECT_EQ(listen(listener, 1), 0);
+  return listener;
+}
+
 TEST(RankChannel, ASilentLeaderIsAFault) {
   RankChannelOptions options = Options(2);
   options.silence_limit = absl::Milliseconds(300);
   const RemoveSocket path(Path(options));
-  const int listener = socket(AF_UNIX, SOCK_STREAM, 0);
-  sockaddr_un name = {};
-  name.sun_family = AF_UNIX;
-  std::strncpy(name.sun_path, Path(options).c_str(), sizeof(name.sun_path) - 1);
-  ASSERT_EQ(bind(listener, reinterpret_cast<sockaddr*>(&name), sizeof(name)), 0);
-  ASSERT_EQ(listen(listener, 1), 0);
+  const int listener = ListenAt(Path(options));
+  ASSERT_GE(listener, 0);
   std::thread leader([&] {
     Stranger rank(accept(listener, nullptr, nullptr));
     wire::RankFrame frame;
@@ -488,12 +495,8 @@ TEST(RankChannel, ARefusedStrangerCannotJoinAgain) {
 TEST(RankChannel, ALeaderThatEndsTheGroupWelcomesNobody) {
   const RankChannelOptions options = Options(2);
   const RemoveSocket path(Path(options));
-  const int listener = socket(AF_UNIX, SOCK_STREAM, 0);
-  sockaddr_un name = {};
-  name.sun_family = AF_UNIX;
-  std::strncpy(name.sun_path, Path(options).c_str(), sizeof(name.sun_path) - 1);
-  ASSERT_EQ(bind(listener, reinterpret_cast<sockaddr*>(&name), sizeof(name)), 0);
-  ASSERT_EQ(listen(listener, 1), 0);
+  const int listener = ListenAt(Path(options));
+  ASSERT_GE(listener, 0);
   std::thread leader([&] {
     Stranger rank(accept(listener, nullptr, nullptr));
     wire::RankFrame frame;
