@@ -149,7 +149,7 @@ TEST_P(BlockLengthByLoadTest, FollowsTheLoad) {
   EXPECT_GT(blocks.skipped["auto_batch"], 0);
   EXPECT_EQ(blocks.skipped["auto_low_accept"], 0);
   run(/*together=*/false);
-  EXPECT_GT(blocks.rounds[16], 100);
+  EXPECT_GT(blocks.rounds[16], 90) << "one sequence again: whole blocks, about ten tokens each";
   EXPECT_LE(blocks.rounds[1] + blocks.rounds[4] + blocks.rounds[8], 1);
 }
 
