@@ -76,6 +76,11 @@ absl::StatusOr<std::vector<ConfigEntry>> ReadYaml(std::string_view text, const s
       return Bad(place, absl::StrCat(Printable(key), ": must be a string, a number or true or false",
                                      pair.second.IsNull() ? ", and is empty" : ""));
     }
+    // The YAML library writes the escapes \N and \_ as one byte each, not as UTF-8.
+    for (const std::string& scalar : {key, pair.second.Scalar()}) {
+      if (ReplaceIllFormed(scalar) != scalar)
+        return Bad(place, absl::StrCat(Printable(key), " is not valid UTF-8"));
+    }
     entries.push_back({key, pair.second.Scalar(), place});
   }
   if (entries.empty() || entries.back().key != kEnd)

@@ -56,6 +56,7 @@ TEST(ConfigFile, NamesWhatIsWrong) {
       {"a: *nowhere\n", "f:1"},
       {"[1]: 2\n", "f:1: a key must be a name"},
       {"a: \xff\n", "f: is not valid UTF-8"},
+      {"b: 1\na: \"\\N\"\n", "f:2: a is not valid UTF-8"},
       {"a: 1\n\x04\nb: 2\n", "f:2: has a control character"},
       {std::string("a: 1\n\0b: 2\n", 11), "f:2: has a control character"},
       {"{\"a\": 1, \"a\": 2}", "f"},
