@@ -2,22 +2,18 @@
 
 #include <algorithm>
 #include <deque>
-#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/check.h"
 #include "base/status.h"
-#include "kernels/device/buffer.h"
 #include "worker/cache/prefix_cache.h"
 #include "worker/cache/sequence_table.h"
 #include "worker/decode/decode_rounds.h"
 #include "worker/draft/drafter.h"
 #include "worker/engine/constraint_cache.h"
-#include "worker/engine/content_class.h"
+#include "worker/engine/prompt_sampler.h"
 #include "worker/engine/scheduler.h"
-#include "worker/engine/sequence_rules.h"
-#include "worker/engine/text_stream.h"
+#include "worker/engine/sequence.h"
 #include "worker/model/target.h"
 #include "worker/rank/leader.h"
 #include "worker/rank/open_slot.h"
@@ -68,44 +64,7 @@ class Engine::Impl {
   int64_t max_context_tokens() const { return options_.max_context_tokens; }
 
  private:
-  // A request that waits for a slot or runs in one.
-  struct Sequence {
-    GenerationRequest request;
-    std::unique_ptr<RequestSink> sink;
-    TextStream text;
-    std::unique_ptr<SequenceRules> rules;  // null: its logits are sampled as they are
-    ContentTracker content;
-    ContextOrigin origin = ContextOrigin::kCold;
-    int64_t arrival = 0;
-    int64_t overtaken = 0;
-    bool started = false;  // had a slot before
-    int32_t slot = -1;
-    int64_t stored = 0;  // tokens in its stores, as far as the host knows
-    int64_t paused_steps = 0;
-    int64_t rounds_in_flight = 0;  // enqueued, their tokens not yet read
-    std::vector<int32_t> output;   // emitted
-    int64_t scored = 0;     // prompt tokens whose log probabilities were reported, of those that have any
-    FinishedReport report;  // grows with the request
-    absl::Time prefill_start, first_token;
-    bool done = false;
-    bool had_fault = false;  // logits that are not numbers
-
-    int64_t prompt_size() const { return static_cast<int64_t>(request.prompt_tokens.size()); }
-    int64_t emitted() const { return static_cast<int64_t>(output.size()); }
-    int64_t room() const { return request.max_tokens - emitted(); }
-    // All that comes before the anchor, its last emitted token, is stored.
-    bool at_anchor() const { return emitted() > 0 && stored == prompt_size() + emitted() - 1; }
-    // Has to run the prompt itself, for its log probabilities.
-    bool scores_prompt() const { return request.prompt_log_probs > 0 && scored < prompt_size() - 1; }
-    bool begins_with_cached() const { return request.use_prefix_cache && !scores_prompt(); }
-    bool IsStop(int32_t token) const {
-      return std::find(request.stop_token_ids.begin(), request.stop_token_ids.end(), token) !=
-             request.stop_token_ids.end();
-    }
-  };
   bool TakeInbox();
-  absl::StatusOr<std::unique_ptr<SequenceRules>> MakeRules(const GenerationRequest& request);
-  bool GoesOn(Sequence& sequence);
   void DropEnded();
   absl::Status Admit();
   absl::Status Open(Sequence& sequence);
@@ -115,22 +74,10 @@ class Engine::Impl {
   absl::Status MakeRoom(const StepPlan& plan, StepReport& report);
   absl::Status ReservePages(const Sequence& sequence, int64_t tokens);
   absl::Status ReleaseEnded();
-  // Rows that the host describes: of prompts, and of emitted tokens that are fed again.
-  struct KnownRows {
-    StepBatch batch;
-    std::vector<Sequence*> sequences;  // of the batch
-  };
   KnownRows DescribeRows(const StepPlan& plan);
   absl::Status TellRanks(const StepPlan& plan, const KnownRows& known);
   absl::Status RunKnownRows(const KnownRows& known, StepReport& report);
-  struct SampledTokens {
-    std::vector<int32_t> tokens;
-    std::vector<TokenLogProbs> log_probs;  // one per token, where somebody wants them
-  };
-  absl::StatusOr<SampledTokens> SamplePrompts(const KnownRows& known, const ForwardResult& forward);
-  static RowProcessing ProcessingOf(const KnownRows& known);
   RowProcessing ProcessingOf(const std::vector<StepPlan::Verify>& verify) const;
-  absl::Status StartDecode(const Sequence& sequence);
   absl::Status EnqueueRound(const StepPlan& plan);
   absl::Status CollectRound(StepReport& report);
   struct RoundInFlight {
@@ -141,12 +88,6 @@ class Engine::Impl {
   };
   void Learn(const RoundInFlight& round, const DecodeRounds::Outcome& outcome, absl::Duration host_time);
   const char* ReasonNotToSpeculate(const Sequence& sequence, const BlockChoice& block) const;
-  bool Advance(Sequence& sequence, int32_t token, std::string& text);
-  void Emit(Sequence& sequence, const std::vector<int32_t>& tokens,
-            const std::vector<TokenLogProbs>& log_probs, const RoundReport* round);
-  void EmitPromptLogProbs(Sequence& sequence, int64_t first, std::vector<TokenLogProbs> places);
-  void Finish(Sequence& sequence);
-  void Fail(Sequence& sequence, const absl::Status& status);
   absl::Status Release(Sequence& sequence);
   void FailAll(const absl::Status& status);
   absl::Status CheckRequest(const GenerationRequest& request) const;
@@ -164,8 +105,8 @@ class Engine::Impl {
   const ContentMarks content_marks_;
   std::string refused_;  // why nobody gets drafts; empty: not so
   const Stream* stream_;
-  ConstraintCache constraints_;                   // engine thread only
-  Buffer sampling_params_, positions_, sampled_;  // of prompts' last rows
+  ConstraintCache constraints_;  // engine thread only
+  PromptSampler prompt_sampler_;
   std::unique_ptr<DecodeRounds> rounds_;
   std::unique_ptr<PrefixCache> prefixes_;  // null: there is none
   // Since the last report of a step.
@@ -192,11 +133,8 @@ class Engine::Impl {
 };
 
 absl::Status Engine::Impl::Allocate() {
-  const int64_t rows = table_->slots();
-  DFLASH_ASSIGN_OR_RETURN(sampling_params_,
-                          Buffer::Allocate(rows * int64_t{sizeof(SamplingParams)}, *stream_));
-  DFLASH_ASSIGN_OR_RETURN(positions_, Buffer::Allocate(rows * int64_t{sizeof(int64_t)}, *stream_));
-  DFLASH_ASSIGN_OR_RETURN(sampled_, Buffer::Allocate(rows * int64_t{sizeof(int32_t)}, *stream_));
+  DFLASH_ASSIGN_OR_RETURN(prompt_sampler_,
+                          PromptSampler::Create(table_->slots(), options_.vocabulary, target_, *stream_));
   const DecodeRounds::Options rounds = {.vocabulary = options_.vocabulary,
                                         .captured = options_.captured_rounds,
                                         .max_in_flight = options_.rounds_ahead + 1};
@@ -271,6 +209,10 @@ bool Engine::Impl::TakeInbox() {
     submitted.swap(submitted_);
     cancelled.swap(cancelled_);
   }
+  const SequenceParts parts = {.tokenizer = tokenizer_,
+                               .content_marks = &content_marks_,
+                               .constraints = &constraints_,
+                               .vocabulary = options_.vocabulary};
   for (NewRequest& entry : submitted) {
     auto sequence = std::make_unique<Sequence>();
     sequence->request = std::move(entry.request);
@@ -279,65 +221,30 @@ bool Engine::Impl::TakeInbox() {
       sequence->sink->OnFailed(status);
       continue;
     }
-    absl::StatusOr<TextStream> text = TextStream::Create(tokenizer_, sequence->request);
-    if (!text.ok()) {
-      sequence->sink->OnFailed(text.status());
+    if (absl::Status status = sequence->Prepare(parts); !status.ok()) {
+      sequence->sink->OnFailed(status);
       continue;
     }
-    sequence->text = *std::move(text);
-    absl::StatusOr<std::unique_ptr<SequenceRules>> rules = MakeRules(sequence->request);
-    if (!rules.ok()) {
-      sequence->sink->OnFailed(rules.status());
-      continue;
-    }
-    sequence->rules = *std::move(rules);
-    sequence->content = ContentTracker(&content_marks_, sequence->request.prompt_tokens);
     sequence->arrival = arrivals_++;
-    sequence->report.prompt_tokens = sequence->prompt_size();
-    sequence->scored = std::max<int64_t>(sequence->request.prompt_log_probs_done, 0);
-    if (GoesOn(*sequence)) waiting_.push_back(std::move(sequence));
+    if (sequence->TakeEarlierOutput()) waiting_.push_back(std::move(sequence));
   }
   for (const auto& [id, reason] : cancelled) {
     for (auto& sequence : waiting_) {
-      if (sequence->request.id == id) Fail(*sequence, reason);
+      if (sequence->request.id == id) sequence->Fail(reason);
     }
     for (auto& sequence : running_) {
-      if (sequence->request.id == id) Fail(*sequence, reason);
+      if (sequence->request.id == id) sequence->Fail(reason);
     }
   }
   const absl::Time now = absl::Now();
   const auto expire = [&](Sequence& sequence) {
     if (!sequence.done && now >= sequence.request.deadline) {
-      Fail(sequence, absl::DeadlineExceededError("the request's deadline passed"));
+      sequence.Fail(absl::DeadlineExceededError("the request's deadline passed"));
     }
   };
   for (auto& sequence : waiting_) expire(*sequence);
   for (auto& sequence : running_) expire(*sequence);
   return true;
-}
-
-absl::StatusOr<std::unique_ptr<SequenceRules>> Engine::Impl::MakeRules(const GenerationRequest& request) {
-  DFLASH_ASSIGN_OR_RETURN(std::shared_ptr<TokenConstraint> constraint, constraints_.Find(request.constraint));
-  return SequenceRules::Create(request, options_.vocabulary, std::move(constraint));
-}
-
-// Takes over what an earlier life of a request emitted, whose text was sent then. False where that had ended.
-bool Engine::Impl::GoesOn(Sequence& sequence) {
-  std::string sent;
-  for (const int32_t token : sequence.request.output_tokens) {
-    if (!Advance(sequence, token, sent)) continue;
-    sequence.sink->OnStarted({.prompt_tokens = sequence.prompt_size(), .cached_tokens = 0});
-    sequence.first_token = absl::Now();
-    Finish(sequence);
-    return false;
-  }
-  return true;
-}
-
-void Engine::Impl::Fail(Sequence& sequence, const absl::Status& status) {
-  if (sequence.done) return;
-  sequence.done = true;
-  sequence.sink->OnFailed(status);
 }
 
 // Those that have ended go; those that were preempted wait again.
@@ -373,8 +280,8 @@ absl::Status Engine::Impl::ReleaseEnded() {
 void Engine::Impl::FailAll(const absl::Status& status) {
   rounds_->Abandon();
   rounds_in_flight_.clear();
-  for (auto& sequence : waiting_) Fail(*sequence, status);
-  for (auto& sequence : running_) Fail(*sequence, status);
+  for (auto& sequence : waiting_) sequence->Fail(status);
+  for (auto& sequence : running_) sequence->Fail(status);
   std::vector<NewRequest> submitted;
   {
     absl::MutexLock lock(&mutex_);
@@ -585,7 +492,7 @@ absl::StatusOr<bool> Engine::Impl::Step() {
   return worked;
 }
 
-Engine::Impl::KnownRows Engine::Impl::DescribeRows(const StepPlan& plan) {
+KnownRows Engine::Impl::DescribeRows(const StepPlan& plan) {
   KnownRows known;
   known.batch.vocabulary = options_.vocabulary;
   const auto add = [&](const StepPlan::Rows& rows, Phase phase, const std::vector<int32_t>& tokens,
@@ -632,7 +539,7 @@ absl::Status Engine::Impl::TellRanks(const StepPlan& plan, const KnownRows& know
         {.slot = running_[static_cast<size_t>(planned.sequence)]->slot, .max_rows = 1 + planned.max_drafts});
     draft_sequences += planned.max_drafts > 0;
   }
-  return options_.ranks->Begin(known.batch.sequences, ProcessingOf(known), verify, ProcessingOf(plan.verify),
+  return options_.ranks->Begin(known.batch.sequences, known.Processing(), verify, ProcessingOf(plan.verify),
                                draft_sequences, plan.block.rows);
 }
 
@@ -645,7 +552,7 @@ absl::Status Engine::Impl::RunKnownRows(const KnownRows& known, StepReport& repo
   DFLASH_ASSIGN_OR_RETURN(ForwardResult forward, target_->Forward(known.batch));
   DFLASH_RETURN_IF_ERROR(stream_->Synchronize());  // for the times: a moment among milliseconds
   clock.Charge(report.forward_time);
-  DFLASH_ASSIGN_OR_RETURN(const SampledTokens sampled, SamplePrompts(known, forward));
+  DFLASH_ASSIGN_OR_RETURN(const PromptSampler::Tokens sampled, prompt_sampler_.Sample(known, forward));
   clock.Charge(report.sample_time);
   std::vector<Target::Accepted> refed;
   std::vector<Drafter::CommittedRows> committed;
@@ -669,68 +576,24 @@ absl::Status Engine::Impl::RunKnownRows(const KnownRows& known, StepReport& repo
     const SequenceRows& rows = known.batch.sequences[i];
     if (prefixes_ != nullptr && rows.phase == Phase::kPrefill)
       prefixes_->OnPrefilled(sequence.slot, sequence.stored, rows.checkpoints);
-    EmitPromptLogProbs(sequence, rows.start_position, std::move(forward.log_probs[i]));
+    sequence.EmitPromptLogProbs(rows.start_position, std::move(forward.log_probs[i]));
     if (known.batch.sequences[i].last_logits) {
       sequence.first_token = absl::Now();
       sequence.report.prefill_time = sequence.first_token - sequence.prefill_start;
       const auto row = static_cast<size_t>(forward.logits_rows[i].first);
       std::vector<TokenLogProbs> log_probs;
       if (!sampled.log_probs.empty()) log_probs.push_back(sampled.log_probs[row]);
-      Emit(sequence, {sampled.tokens[row]}, log_probs, nullptr);
+      sequence.Emit({sampled.tokens[row]}, log_probs, nullptr);
     }
     if (sequence.done || !sequence.at_anchor()) continue;
     DFLASH_RETURN_IF_ERROR(table_->CheckLengths(sequence.slot, sequence.stored, drafter_ != nullptr));
-    DFLASH_RETURN_IF_ERROR(StartDecode(sequence));
+    DFLASH_RETURN_IF_ERROR(rounds_->Start(sequence.slot, sequence.ToDecodeState()));
   }
   clock.Charge(report.detokenize_time);
   return absl::OkStatus();
 }
 
-// Draws the first token of every new prompt that is through. Their logits come before those of fed tokens.
-absl::StatusOr<Engine::Impl::SampledTokens> Engine::Impl::SamplePrompts(const KnownRows& known,
-                                                                        const ForwardResult& forward) {
-  std::vector<SamplingParams> params;
-  std::vector<int64_t> positions;
-  SamplingReach reach = SamplingReach::kBest;
-  RowProcessing processing = ProcessingOf(known);
-  RuleBatch rules;
-  processing.rules = &rules;
-  for (size_t i = 0; i < known.sequences.size(); ++i) {
-    if (!known.batch.sequences[i].last_logits) continue;
-    const Sequence& sequence = *known.sequences[i];
-    rules.rows.emplace_back();
-    if (sequence.rules != nullptr) sequence.rules->Describe({}, params.size(), rules);
-    params.push_back(sequence.request.sampling);
-    reach = std::max(reach, ReachOf(params.back()));
-    positions.push_back(sequence.prompt_size());
-  }
-  SampledTokens sampled;
-  sampled.tokens.resize(params.size());
-  if (params.empty()) return sampled;
-  const auto count = static_cast<int64_t>(params.size());
-  DFLASH_RETURN_IF_ERROR(CopyToDevice(sampling_params_.data(), params.data(),
-                                      count * int64_t{sizeof(SamplingParams)}, *stream_));
-  DFLASH_RETURN_IF_ERROR(
-      CopyToDevice(positions_.data(), positions.data(), count * int64_t{sizeof(int64_t)}, *stream_));
-  DFLASH_RETURN_IF_ERROR(target_->SampleProcessed(
-      forward.logits.Rows(0, count), sampling_params_.As<SamplingParams>(), positions_.As<int64_t>(),
-      options_.vocabulary, reach, processing, sampled_.As<int32_t>(), &sampled.log_probs));
-  DFLASH_RETURN_IF_ERROR(
-      CopyToHost(sampled.tokens.data(), sampled_.data(), count * int64_t{sizeof(int32_t)}, *stream_));
-  return sampled;
-}
-
-// What is done with the logits of all rows that are sampled together: what any of them needs.
-RowProcessing Engine::Impl::ProcessingOf(const KnownRows& known) {
-  RowProcessing processing;
-  for (size_t i = 0; i < known.sequences.size(); ++i) {
-    if (!known.batch.sequences[i].last_logits) continue;
-    processing.has_rules |= known.sequences[i]->rules != nullptr;
-    processing.log_probs = std::max(processing.log_probs, known.sequences[i]->request.log_probs);
-  }
-  return processing;
-}
-
+// As KnownRows::Processing, of a decode round.
 RowProcessing Engine::Impl::ProcessingOf(const std::vector<StepPlan::Verify>& verify) const {
   RowProcessing processing;
   for (const StepPlan::Verify& member : verify) {
@@ -739,17 +602,6 @@ RowProcessing Engine::Impl::ProcessingOf(const std::vector<StepPlan::Verify>& ve
     processing.log_probs = std::max(processing.log_probs, sequence.request.log_probs);
   }
   return processing;
-}
-
-absl::Status Engine::Impl::StartDecode(const Sequence& sequence) {
-  DecodeState state = {.anchor = sequence.output.back(),
-                       .position = static_cast<int32_t>(sequence.stored),
-                       .room = static_cast<int32_t>(sequence.room()),
-                       .stop_count = static_cast<int32_t>(sequence.request.stop_token_ids.size()),
-                       .sampling = sequence.request.sampling};
-  std::copy(sequence.request.stop_token_ids.begin(), sequence.request.stop_token_ids.end(),
-            state.stop_tokens);
-  return rounds_->Start(sequence.slot, state);
 }
 
 absl::Status Engine::Impl::EnqueueRound(const StepPlan& plan) {
@@ -869,7 +721,7 @@ absl::Status Engine::Impl::CollectRound(StepReport& report) {
     report.rounds.push_back(std::move(decoded));
     sequence.report.draft_time += outcome.draft_time;
     sequence.report.verify_time += outcome.forward_time;
-    Emit(sequence, what.emitted, what.log_probs, &of_sequence);
+    sequence.Emit(what.emitted, what.log_probs, &of_sequence);
   }
   clock.Charge(host_time);
   report.detokenize_time += host_time;
@@ -883,115 +735,6 @@ const char* Engine::Impl::ReasonNotToSpeculate(const Sequence& sequence, const B
   if (!Speculates(sequence)) return "disabled_request";
   if (sequence.room() == 1) return "near_max_len";
   return block.low_acceptance ? "auto_low_accept" : "auto_batch";
-}
-
-// Takes one more token into the output and adds what text it completes. True when the output ends with it.
-bool Engine::Impl::Advance(Sequence& sequence, int32_t token, std::string& text) {
-  FinishedReport& report = sequence.report;
-  sequence.output.push_back(token);
-  if (sequence.rules != nullptr) sequence.rules->Append(token);
-  ++report.completion_tokens;
-  bool finished = false;
-  if (sequence.IsStop(token)) {
-    report.reason = FinishReason::kStopToken;
-    report.matched_stop_token = token;
-    finished = true;
-  }
-  text += sequence.text.Append(token);
-  if (!finished && sequence.rules != nullptr && sequence.rules->IsComplete()) {
-    report.reason = FinishReason::kConstraint;
-    finished = true;
-  }
-  if (sequence.text.matched_stop() == nullptr && !finished && sequence.room() == 0) {
-    report.reason = FinishReason::kLength;
-    finished = true;
-  }
-  if (finished && sequence.text.matched_stop() == nullptr) text += sequence.text.Finish();
-  if (sequence.text.matched_stop() != nullptr) {
-    report.reason = FinishReason::kStopString;
-    report.matched_stop_token = -1;
-    report.matched_stop_string = *sequence.text.matched_stop();
-    finished = true;
-  }
-  return finished;
-}
-
-void Engine::Impl::Finish(Sequence& sequence) {
-  sequence.report.decode_time = absl::Now() - sequence.first_token;
-  sequence.done = true;
-  sequence.sink->OnFinished(sequence.report);
-}
-
-// `places` are those of the prompt's tokens behind `first`. What an earlier life, or an earlier run of the
-// prompt, has reported is not said again.
-void Engine::Impl::EmitPromptLogProbs(Sequence& sequence, int64_t first, std::vector<TokenLogProbs> places) {
-  if (places.empty()) return;
-  const int64_t end = first + static_cast<int64_t>(places.size());
-  while (!sequence.done && sequence.scored < end) {
-    TokensReport report;
-    const auto begin = places.begin() + (sequence.scored - first);
-    const auto count = std::min<int64_t>(kMaxPromptPlaces, end - sequence.scored);
-    report.prompt_log_probs.assign(std::make_move_iterator(begin), std::make_move_iterator(begin + count));
-    sequence.scored += count;
-    sequence.sink->OnTokens(std::move(report));
-  }
-}
-
-// Hands new tokens to the request's text and its sink, and ends the request when they say so.
-void Engine::Impl::Emit(Sequence& sequence, const std::vector<int32_t>& tokens,
-                        const std::vector<TokenLogProbs>& log_probs, const RoundReport* round) {
-  if (sequence.done) return;
-  FinishedReport& report = sequence.report;
-  if (round != nullptr && round->drafted > 0) {
-    ++report.rounds;
-    report.drafted_tokens += round->drafted;
-    report.accepted_tokens += round->accepted;
-    report.drafted_per_position.resize(
-        std::max(report.drafted_per_position.size(), static_cast<size_t>(round->drafted)));
-    report.accepted_per_position.resize(report.drafted_per_position.size());
-    for (int32_t d = 0; d < round->drafted; ++d) ++report.drafted_per_position[static_cast<size_t>(d)];
-    for (int32_t d = 0; d < round->accepted; ++d) ++report.accepted_per_position[static_cast<size_t>(d)];
-  }
-  TokensReport chunk;
-  if (round != nullptr) chunk.rounds.push_back(*round);
-  // What came before a fault is the client's, as without drafts.
-  const auto fail = [&](const absl::Status& status) {
-    if (!chunk.tokens.empty()) sequence.sink->OnTokens(std::move(chunk));
-    Fail(sequence, status);
-  };
-  bool finished = false;
-  for (int32_t token : tokens) {
-    if (token < 0 && sequence.rules != nullptr && sequence.rules->AllowsNothing()) {
-      fail(
-          absl::InvalidArgumentError(absl::StrCat("bad_words and min_tokens forbid all that constraint and "
-                                                  "max_thinking_tokens allow at place ",
-                                                  sequence.emitted())));
-      return;
-    }
-    if (token < 0) {  // logits held a NaN: this request cannot go on, its neighbours can
-      sequence.had_fault = true;
-      fail(WithReason(
-          absl::InternalError(absl::StrCat("the target's logits at position ",
-                                           sequence.prompt_size() + sequence.emitted(), " are not numbers")),
-          "NUMERIC_FAULT"));
-      return;
-    }
-    if (sequence.request.log_probs > 0) {
-      chunk.log_probs.push_back(log_probs[chunk.tokens.size()]);
-      std::vector<TokenLogProbs::Top>& top = chunk.log_probs.back().top;  // of whoever wanted most
-      top.resize(std::min(top.size(), static_cast<size_t>(sequence.request.log_probs - 1)));
-    }
-    chunk.tokens.push_back(token);
-    finished = Advance(sequence, token, chunk.text);
-    sequence.content.See(token);
-    if (finished) break;
-    if (sequence.rules != nullptr && sequence.rules->HasLostTrack()) {
-      fail(absl::ResourceExhaustedError("constraint: it has become too large to be followed"));
-      return;
-    }
-  }
-  sequence.sink->OnTokens(std::move(chunk));
-  if (finished) Finish(sequence);
 }
 
 void Engine::Impl::PublishGauges() {
