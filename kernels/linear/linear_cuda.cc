@@ -9,7 +9,12 @@
 #include "kernels/device/cuda/stream_cuda.h"
 #include "kernels/linear/linear_backend.h"
 
-namespace dflash::backend {
+namespace dflash {
+
+// Beyond kStreamRows rows a weight is streamed again. (Elsewhere than on Hopper both phases are one kernel.)
+Phase FasterLinearPhase(int64_t rows) { return rows > kStreamRows ? Phase::kPrefill : Phase::kVerify; }
+
+namespace backend {
 namespace {
 
 // The end of the workspace, where rows of x are laid out anew when they do not begin at multiples of 16
@@ -102,4 +107,5 @@ absl::Status Linear(ConstMatrixView x, const LinearWeight& w, Phase phase, Matri
   return absl::OkStatus();
 }
 
-}  // namespace dflash::backend
+}  // namespace backend
+}  // namespace dflash

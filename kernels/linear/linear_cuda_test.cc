@@ -196,6 +196,11 @@ TEST_F(LinearCudaTest, RowsOfTheLargeModelHaveTheSameBitsInEveryCompany) {
   }
 }
 
+TEST(FasterLinearPhaseTest, StreamsAWeightOnceOrTilesTheRows) {
+  for (int64_t rows : {1, 16, 128, 256}) EXPECT_EQ(FasterLinearPhase(rows), Phase::kVerify) << rows;
+  for (int64_t rows : {257, 512, 1024}) EXPECT_EQ(FasterLinearPhase(rows), Phase::kPrefill) << rows;
+}
+
 TEST_F(LinearCudaTest, CapturedLaunchesReplay) {
   for (const Shape& shape : {Shape{1048, 256}, Shape{5120, 6144}, Shape{34816, 5120}}) {
     const HostMatrix<bf16> w = RandomMatrix<bf16>(shape.N, shape.K, 1);

@@ -2,10 +2,10 @@
 //
 // The weight's rows are the 64 rows of the warpgroup product and x's rows its columns, so one row costs no
 // more tensor time than eight. The unit of work is one packed block (128 outputs x 64 k). The units, in the
-// order of memory, are cut into one contiguous range per multiprocessor, so all finish together. A tile of
-// 128 outputs that a cut divides is summed from its pieces in a fixed order.
+// order of memory, are cut into one contiguous range per thread block, so all finish together. A tile of 128
+// outputs that a cut divides is summed from its pieces in a fixed order.
 //
-//   grid      min(multiprocessors, units) thread blocks of 288 threads
+//   grid      about as many thread blocks of 288 threads as there are multiprocessors, see Blocks()
 //   warp 8    one thread copies W and x into a ring of stages that fills the shared memory
 //   warps 0-7 two warpgroups multiply, 64 outputs each
 //   shared    stages x (rows of W, then rows of x), then a full and an empty barrier per stage
@@ -353,13 +353,20 @@ __global__ void __launch_bounds__(kThreads, 1)
 #endif
 }
 
+// Ranges: one per multiprocessor; but where that leaves at most a tenth of them idle, equally many for each
+// tile. The memory is no less busy, and a tile has fewer pieces, for which its last block would have to wait.
+int64_t Blocks(const PackedWeight& weight, int multiprocessors) {
+  const int64_t most = std::min<int64_t>(multiprocessors, weight.Tiles() * weight.KBlocks());
+  const int64_t even = most / weight.Tiles() * weight.Tiles();
+  return 10 * even >= 9 * most ? even : most;
+}
+
 template <int kRows>
 cudaError_t LaunchRows(ConstMatrixView x, const PackedWeight& weight, MatrixView y,
                        const CudaContext& context) {
   using Shape = StreamShape<kRows>;
   const auto kernel = LinearStreamKernel<kRows>;
-  const int64_t units = weight.Tiles() * weight.KBlocks();
-  const int64_t blocks = std::min<int64_t>(context.multiprocessors, units);
+  const int64_t blocks = Blocks(weight, context.multiprocessors);
   if (blocks > kWorkspaceFlags ||
       blocks * kBlockOutputs * kRows * static_cast<int64_t>(sizeof(float)) > kWorkspaceBytes) {
     return cudaErrorNotSupported;

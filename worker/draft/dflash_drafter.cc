@@ -248,12 +248,13 @@ absl::Status DFlashDrafter::Impl::Propose(DecodeStates states, const int32_t* sl
   DFLASH_RETURN_IF_ERROR(Observe(DraftStage::kOutput, 0, y));
   // Row 0 holds the anchor, which is known: only rows 1..B-1 go through the head.
   const int64_t drafts = block - 1;
-  for (int64_t n = 0; n < count; ++n) {
-    DFLASH_RETURN_IF_ERROR(
-        CopyRows(y.Rows(n * block + 1, drafts), head_input_.view().Rows(n * drafts, drafts), *stream));
-  }
+  const MatrixView head_input = head_input_.Rows(count * drafts);
+  const int64_t hidden = config.hidden_size;
+  DFLASH_RETURN_IF_ERROR(CopyRows(
+      ConstMatrixView(y.Rows(1, 1).data, y.dtype, count, drafts * hidden, block * hidden),
+      MatrixView(head_input.data, head_input.dtype, count, drafts * hidden, drafts * hidden), *stream));
   const MatrixView logits = logits_.Rows(count * drafts);
-  DFLASH_RETURN_IF_ERROR(target->Head(head_input_.Rows(count * drafts), Phase::kVerify, logits));
+  DFLASH_RETURN_IF_ERROR(target->Head(head_input, FasterLinearPhase(head_input.rows), logits));
   last_draft_logits = logits;
   // A row of NaN yields -1, which ends the proposal: a drafter may fail, it must not stop its request.
   return target->ChooseDrafts(logits, options.vocabulary, proposals.tokens, proposals.confidences);
@@ -262,6 +263,7 @@ absl::Status DFlashDrafter::Impl::Propose(DecodeStates states, const int32_t* sl
 absl::Status DFlashDrafter::Impl::RunLayer(size_t layer, SegmentList segments, MatrixView h) {
   const DFlashLayerWeights& w = weights_.layers[layer];
   const int64_t rows = h.rows;
+  const Phase linear_phase = FasterLinearPhase(rows);
   const float eps = this->eps();
   const MatrixView x = normed_.Rows(rows);
   const MatrixView delta = delta_.Rows(rows);
@@ -275,8 +277,8 @@ absl::Status DFlashDrafter::Impl::RunLayer(size_t layer, SegmentList segments, M
     DFLASH_RETURN_IF_ERROR(AddNorm(h, delta, w.input_norm, x));
   }
   DFLASH_RETURN_IF_ERROR(Observe(DraftStage::kLayerInput, layer, h));
-  DFLASH_RETURN_IF_ERROR(Linear(x, w.q, Phase::kVerify, q, *stream));
-  DFLASH_RETURN_IF_ERROR(Linear(x, w.kv, Phase::kVerify, kv_.Rows(rows), *stream));
+  DFLASH_RETURN_IF_ERROR(Linear(x, w.q, linear_phase, q, *stream));
+  DFLASH_RETURN_IF_ERROR(Linear(x, w.kv, linear_phase, kv_.Rows(rows), *stream));
   DFLASH_RETURN_IF_ERROR(NormAndRope(q, w.q_norm.view(), k, w.k_norm.view(), contract.norm_weight, eps, rope_,
                                      segments, *stream));
   DFLASH_RETURN_IF_ERROR(Observe(DraftStage::kQuery, layer, q));
@@ -286,11 +288,11 @@ absl::Status DFlashDrafter::Impl::RunLayer(size_t layer, SegmentList segments, M
   DFLASH_RETURN_IF_ERROR(Attention(q, k, v, segments, table->context_starts(), table->page_table(),
                                    Pool(layer), Mask(layer), scale, Phase::kVerify, attended, *stream));
   DFLASH_RETURN_IF_ERROR(Observe(DraftStage::kAttended, layer, attended));
-  DFLASH_RETURN_IF_ERROR(Linear(attended, w.out, Phase::kVerify, delta, *stream));
+  DFLASH_RETURN_IF_ERROR(Linear(attended, w.out, linear_phase, delta, *stream));
   DFLASH_RETURN_IF_ERROR(AddNorm(h, delta, w.post_attention_norm, x));
   DFLASH_RETURN_IF_ERROR(
-      LinearSwiGlu(x, w.gate_up, Phase::kVerify, gate_up_.Rows(rows), activated_.Rows(rows), *stream));
-  return Linear(activated_.Rows(rows), w.down, Phase::kVerify, delta, *stream);
+      LinearSwiGlu(x, w.gate_up, linear_phase, gate_up_.Rows(rows), activated_.Rows(rows), *stream));
+  return Linear(activated_.Rows(rows), w.down, linear_phase, delta, *stream);
 }
 
 DFlashDrafter::DFlashDrafter(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

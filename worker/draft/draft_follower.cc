@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "kernels/linear/linear.h"
 #include "kernels/round/round.h"
 
 namespace dflash {
@@ -46,7 +47,8 @@ absl::Status DraftFollower::Propose(DecodeStates, const int32_t*, int64_t count,
   if (count == 0) return absl::OkStatus();
   const int64_t proposed = count * max_drafts();
   DFLASH_RETURN_IF_ERROR(target_->Embed(nullptr, rows_.Rows(count * options_.block_size)));
-  DFLASH_RETURN_IF_ERROR(target_->Head(rows_.Rows(proposed), Phase::kVerify, logits_.Rows(proposed)));
+  DFLASH_RETURN_IF_ERROR(
+      target_->Head(rows_.Rows(proposed), FasterLinearPhase(proposed), logits_.Rows(proposed)));
   return target_->ChooseDrafts(logits_.Rows(proposed), options_.vocabulary, proposals.tokens,
                                proposals.confidences);
 }

@@ -165,7 +165,7 @@ class Target {
   // most the most rows of a step.
   absl::Status Embed(const int32_t* ids, MatrixView y);
   // logits = x lm_headᵀ without the target's final norm; x: activation dtype [R, D], dense; logits: f32 [R,
-  // logits_cols()].
+  // logits_cols()]. phase: of the arithmetic.
   absl::Status Head(MatrixView x, Phase phase, MatrixView logits);
   // The drafter's choice over all ranks' parts (kernels/sampling/draft_choice.h), the same tokens and
   // confidences on every rank. confidences may be null.

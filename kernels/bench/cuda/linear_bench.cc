@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/phase.h"
 #include "base/status.h"
 #include "kernels/bench/cuda/bench.h"
 #include "kernels/bench/cuda/cublas.h"
@@ -29,6 +30,13 @@ constexpr Shape kShapes[] = {{"gdn qkvz b a", 16480, 5120, 48}, {"attention qkv"
                              {"down", 5120, 17408, 64},         {"lm_head", 248320, 5120, 1}};
 constexpr Shape kDrafterShapes[] = {
     {"drafter qkv", 6144, 5120, 5}, {"drafter out", 5120, 4096, 5}, {"drafter fc", 5120, 25600, 1}};
+// A layer of the drafter's block pass.
+constexpr Shape kDraftLayer[] = {{"drafter q", 4096, 5120, 5},
+                                 {"drafter kv", 2048, 5120, 5},
+                                 {"drafter out", 5120, 4096, 5},
+                                 {"gate up", 34816, 5120, 5},
+                                 {"down", 5120, 17408, 5}};
+constexpr int64_t kDraftBlock = 16, kMaxDrafting = 64;
 constexpr int64_t kMaxRows = 8192;
 constexpr int64_t kSlabBytes = int64_t{8} << 30;
 
@@ -38,7 +46,8 @@ class LinearBench {
       : stream_(stream),
         slab_(Value(Buffer::Allocate(kSlabBytes, stream))),
         x_(Value(Buffer::Allocate(kMaxRows * 25600 * 2, stream))),
-        y_(Value(Buffer::Allocate(kMaxRows * 34816 * 2, stream))),
+        y_(Value(Buffer::Allocate(
+            std::max(kMaxRows * 34816 * 2, kMaxDrafting * kDraftBlock * kShapes[5].N * 4), stream))),
         cublas_(Value(CublasLinear::Create(stream))) {
     Require(FillNormal(slab_.data(), slab_.bytes(), 0.02f, 1, stream));
     Require(FillNormal(x_.data(), x_.bytes(), 1, 2, stream));
@@ -210,6 +219,37 @@ class LinearBench {
     std::printf("\n");
   }
 
+  // The linear layers of a draft in the arithmetic of either phase: blocks of 16 rows through the drafter's
+  // layers, all but the anchors through the head.
+  void Drafts() {
+    std::printf("\ndraft's linear layers, ms, by the kernel of VERIFY and of PREFILL rows\n");
+    for (int64_t sequences : {1, 8, 16, 32, 64}) {
+      const int64_t rows = sequences * kDraftBlock, drafts = sequences * (kDraftBlock - 1);
+      double ms[2];
+      for (const Phase phase : {Phase::kVerify, Phase::kPrefill}) {
+        const auto launch = [&](const Shape& shape, int64_t T, DType dtype) {
+          const ConstMatrixView x(x_.data(), DType::kBf16, T, shape.K, shape.K);
+          const MatrixView y(y_.data(), dtype, T, shape.N, shape.N);
+          const auto kernel = phase == Phase::kVerify ? LaunchLinearStream : LaunchLinearTiled;
+          return CudaStatus(kernel(x, shape.At(NextWeight(shape)), y, CudaOf(stream_)), "draft");
+        };
+        const Microseconds time = TimeReplays(stream_, [&] {
+          absl::Status status;
+          for (int layer = 0; layer < 5; ++layer) {
+            for (const Shape& shape : kDraftLayer) status.Update(launch(shape, rows, DType::kBf16));
+          }
+          status.Update(launch(kShapes[5], drafts, DType::kF32));
+          return status;
+        });
+        const char* name = phase == Phase::kVerify ? "verify" : "prefill";
+        Record(std::string("linear, draft of ") + std::to_string(sequences) + " sequences, " + name, time);
+        ms[phase == Phase::kVerify ? 0 : 1] = time.median * 1e-3;
+      }
+      std::printf("  %2lld sequences: %7.3f %7.3f\n", static_cast<long long>(sequences), ms[0], ms[1]);
+      std::fflush(stdout);
+    }
+  }
+
  private:
   const Stream& stream_;
   Buffer slab_, x_, y_;
@@ -239,6 +279,7 @@ void RunLinear(const Stream& stream, const Ceilings& ceilings) {
   bench.Sequence(ceilings);
   bench.BesideCublas();
   bench.Shapes();
+  bench.Drafts();
   bench.Prefill();
 }
 
