@@ -65,7 +65,7 @@ absl::Status LoadKeyValue(const KeyValuePool& pool, PageTable table, int64_t slo
 absl::Status Attention(ConstMatrixView q, ConstMatrixView block_k, ConstMatrixView block_v,
                        SegmentList segments, const int32_t* context_starts, PageTable table,
                        const KeyValuePool& pool, const AttentionMask& mask, float scale, Phase phase,
-                       MatrixView out, const Stream& stream) {
+                       MatrixView out, const Stream& stream, ContextWritten written) {
   DFLASH_RETURN_IF_ERROR(CheckKeyValue("Attention", pool, table, block_k, block_v, q.rows));
   DFLASH_RETURN_IF_ERROR(CheckSegmentList("Attention", segments));
   if (!IsWellFormed(q) || q.dtype != ActivationDType() || q.cols == 0 ||
@@ -76,7 +76,7 @@ absl::Status Attention(ConstMatrixView q, ConstMatrixView block_k, ConstMatrixVi
                      " KV heads x ", pool.head_dim, ", window ", mask.window, ", scale ", scale));
   }
   return backend::Attention(q, block_k, block_v, segments, context_starts, table, pool, mask, scale, phase,
-                            out, stream);
+                            out, stream, written);
 }
 
 }  // namespace dflash

@@ -54,6 +54,11 @@ absl::Status StoreKeyValues(const std::vector<KeyValueRows>& layers, SegmentList
 absl::Status LoadKeyValue(const KeyValuePool& pool, PageTable table, int64_t slot, int64_t first_position,
                           MatrixView k, MatrixView v, const Stream& stream);
 
+// When the context of an Attention -- segments, context starts, table, pages of earlier positions -- was last
+// written: what was complete before the stream's last NormAndRope began may be looked at while that still
+// runs.
+enum class ContextWritten { kAnyTime, kBeforeLastNormAndRope };
+
 // For every row of every segment and every query head h (KV head h / (heads / kv_heads)):
 //   out = softmax_k(scale * q . k + mask) v
 // over the keys at positions [context_starts[slot], start_position), read from the pages, and the segment's
@@ -70,6 +75,7 @@ absl::Status LoadKeyValue(const KeyValuePool& pool, PageTable table, int64_t slo
 absl::Status Attention(ConstMatrixView q, ConstMatrixView block_k, ConstMatrixView block_v,
                        SegmentList segments, const int32_t* context_starts, PageTable table,
                        const KeyValuePool& pool, const AttentionMask& mask, float scale, Phase phase,
-                       MatrixView out, const Stream& stream);
+                       MatrixView out, const Stream& stream,
+                       ContextWritten written = ContextWritten::kAnyTime);
 
 }  // namespace dflash

@@ -23,6 +23,6 @@ absl::Status LoadKeyValue(const KeyValuePool& pool, PageTable table, int64_t slo
 absl::Status Attention(ConstMatrixView q, ConstMatrixView block_k, ConstMatrixView block_v,
                        SegmentList segments, const int32_t* context_starts, PageTable table,
                        const KeyValuePool& pool, const AttentionMask& mask, float scale, Phase phase,
-                       MatrixView out, const Stream& stream);
+                       MatrixView out, const Stream& stream, ContextWritten written);
 
 }  // namespace dflash::backend

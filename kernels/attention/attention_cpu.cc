@@ -221,7 +221,7 @@ absl::Status LoadKeyValue(const KeyValuePool& pool, PageTable table, int64_t slo
 absl::Status Attention(ConstMatrixView q, ConstMatrixView block_k, ConstMatrixView block_v,
                        SegmentList segments, const int32_t* context_starts, PageTable table,
                        const KeyValuePool& pool, const AttentionMask& mask, float scale, Phase /*phase*/,
-                       MatrixView out, const Stream& stream) {
+                       MatrixView out, const Stream& stream, ContextWritten /*written*/) {
   DFLASH_RETURN_IF_ERROR(CheckSegments("Attention", segments, q.rows, table.slots));
   const int64_t dim = pool.head_dim;
   const int64_t group = q.cols / (pool.kv_heads * dim);

@@ -154,7 +154,7 @@ absl::Status LoadKeyValue(const KeyValuePool& pool, PageTable table, int64_t slo
 absl::Status Attention(ConstMatrixView q, ConstMatrixView block_k, ConstMatrixView block_v,
                        SegmentList segments, const int32_t* context_starts, PageTable table,
                        const KeyValuePool& pool, const AttentionMask& mask, float scale, Phase phase,
-                       MatrixView out, const Stream& stream) {
+                       MatrixView out, const Stream& stream, ContextWritten written) {
   const int64_t group = q.cols / (pool.kv_heads * pool.head_dim), rows = q.rows;
   if (pool.head_dim > kMaxHeadDim || rows * group > kMaxPackedRows) {
     return absl::UnimplementedError(absl::StrCat("Attention on CUDA: head_dim ", pool.head_dim, ", ", rows,
@@ -181,8 +181,8 @@ absl::Status Attention(ConstMatrixView q, ConstMatrixView block_k, ConstMatrixVi
   task.out_aligned = HeadsAligned(out, pool.head_dim, 2);
   task.pool = static_cast<const __nv_bfloat16*>(pool.data);
   task.page_count = static_cast<int32_t>(pool.page_count);
-  task.kv_heads = static_cast<int32_t>(pool.kv_heads);
-  task.group = static_cast<int32_t>(group);
+  task.kv_heads = Divisor(pool.kv_heads);
+  task.group = Divisor(group);
   task.head_dim = static_cast<int32_t>(pool.head_dim);
   task.segments = segments.data;
   task.segment_count = static_cast<int32_t>(segments.count);
@@ -195,15 +195,21 @@ absl::Status Attention(ConstMatrixView q, ConstMatrixView block_k, ConstMatrixVi
                        : task.window > 0        ? SplitKind::kWindowed
                                                 : SplitKind::kVerify;
   task.scale_log2 = scale * 1.44269504088896341f;
+  task.context_settled = written == ContextWritten::kBeforeLastNormAndRope;
   task.workspace = static_cast<float*>(context.workspace);
   task.counters = context.flags;
 
   const int64_t padded_dim = PaddedHeadDim(pool.head_dim);
   const bool wgmma = context.compute_capability == 90 && padded_dim == pool.head_dim && padded_dim >= 128 &&
-                     task.q_aligned && task.block_aligned && task.out_aligned &&
+                     group <= kMaxWgmmaRows && task.q_aligned && task.block_aligned && task.out_aligned &&
                      reinterpret_cast<uintptr_t>(pool.data) % 16 == 0;
-  int64_t most_rows = kMaxWgmmaRows;
-  if (!wgmma) {
+  // Tiles that hold an average segment, if possible; else several equal ones.
+  const int64_t average = CeilDiv(rows, segments.count);
+  int64_t tile_tokens = 0, tile_rows = 0;
+  if (wgmma) {
+    tile_tokens = CeilDiv(average, CeilDiv(average, kMaxWgmmaRows / group));
+    tile_rows = tile_tokens * group;
+  } else {
     int shared_bytes = 0;
     DFLASH_RETURN_IF_ERROR(CudaStatus(
         cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, context.device),
@@ -211,17 +217,18 @@ absl::Status Attention(ConstMatrixView q, ConstMatrixView block_k, ConstMatrixVi
     const auto tiles_that_fit = padded_dim == 64    ? AttentionTilesThatFit<64>
                                 : padded_dim == 128 ? AttentionTilesThatFit<128>
                                                     : AttentionTilesThatFit<256>;
-    most_rows = 32 * tiles_that_fit(shared_bytes);
+    const int64_t most_rows = 32 * tiles_that_fit(shared_bytes);
     if (most_rows == 0) {
       return absl::UnimplementedError(absl::StrCat("Attention on CUDA: head_dim ", pool.head_dim,
                                                    " on a GPU with ", shared_bytes,
                                                    " bytes of shared memory a block"));
     }
+    tile_rows = std::min<int64_t>(CeilDiv(average * group, 32) * 32, most_rows);
   }
-  // Tiles that hold an average segment, if possible.
-  const int64_t packed = CeilDiv(rows, segments.count) * group;
-  const int64_t step = wgmma ? 16 : 32;
-  const int64_t tile_rows = std::min<int64_t>(CeilDiv(packed, step) * step, most_rows);
+  task.tile_rows = Divisor(tile_rows);
+  const bool may_halve = wgmma && tile_rows > kMaxWgmmaRows / 2 && tile_tokens > 1;
+  task.half_rows = Divisor(may_halve ? CeilDiv(tile_tokens, 2) * group : 0);
+  task.multiprocessors = context.multiprocessors;
   // Splits are spread over the machine unless tiles fill it.
   const int64_t tiles = (CeilDiv(rows * group, tile_rows) + segments.count - 1) * pool.kv_heads;
   task.may_split = CeilDiv(rows * group, tile_rows) * pool.kv_heads < context.multiprocessors;
@@ -229,10 +236,10 @@ absl::Status Attention(ConstMatrixView q, ConstMatrixView block_k, ConstMatrixVi
       task.may_split
           ? task.schedule.SplitOf(static_cast<int32_t>(table.pages_per_slot + CeilDiv(rows, kPageTokens))) + 1
           : 1;
-  const int64_t items = tiles * splits;
+  const int64_t items = tiles * splits * (may_halve ? 2 : 1);
   if (wgmma) {
     const auto launch = padded_dim == 128 ? LaunchWgmmaAttention<128> : LaunchWgmmaAttention<256>;
-    return CudaStatus(launch(task, static_cast<int32_t>(tile_rows), items, rows, block_k, block_v, context),
+    return CudaStatus(launch(task, static_cast<int32_t>(tile_tokens), items, q, block_k, block_v, context),
                       "Attention");
   }
   const auto launch = padded_dim == 64    ? LaunchAttention<64>

@@ -11,7 +11,7 @@
 // shared memory, so that the keys of a whole block are one contiguous copy, and so are the values.
 //
 // Two kernels: attention_wgmma.cuh for head_dim 128 and 256 on compute capability 9.0, with aligned operands;
-// attention_kernel.cuh for everything else.
+// attention_kernel.cuh for everything else. Partial results of either are merged by attention_merge.cuh.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -42,11 +42,38 @@ __host__ __device__ constexpr int64_t PagePiece(int64_t token, int64_t piece) {
   return piece / 8 * (kAttentionBlock * 64) + token * 64 + ((piece % 8) ^ (token % 8)) * 8;
 }
 
+// Division of numbers below 2^31 by one that the host knows: a multiplication. Source: T. Granlund, P. L.
+// Montgomery, "Division by Invariant Integers using Multiplication", 1994.
+struct Divisor {
+  int32_t value = 1;
+  uint32_t multiplier = 0, shift = 0;
+
+  Divisor() = default;
+  explicit Divisor(int64_t by) : value(static_cast<int32_t>(by)) {
+    if (by == 0) return;
+    while (int64_t{1} << shift < by) ++shift;
+    multiplier =
+        static_cast<uint32_t>(((uint64_t{1} << 32) * ((uint64_t{1} << shift) - static_cast<uint64_t>(by))) /
+                                  static_cast<uint64_t>(by) +
+                              1);
+  }
+#if defined(__CUDACC__)
+  __device__ __forceinline__ int32_t Of(int32_t number) const {
+    const auto n = static_cast<uint32_t>(number);
+    return static_cast<int32_t>((__umulhi(n, multiplier) + n) >> shift);
+  }
+#endif
+};
+
 struct AttentionTask {
   Bf16Rows q, block_k, block_v, out;
   bool q_aligned, block_aligned, out_aligned;  // heads of whole 16-byte pieces; out: of pairs
   const __nv_bfloat16* pool;
-  int32_t page_count, kv_heads, group, head_dim;
+  int32_t page_count, head_dim;
+  Divisor kv_heads, group;  // query heads that share a KV head
+  Divisor tile_rows;        // packed; of a slot of the workspace as well
+  Divisor half_rows;        // of the tiles taken where they do not fill half the machine; value 0: none are
+  int32_t multiprocessors;
   const Segment* segments;
   int32_t segment_count;
   const int32_t* context_starts;  // may be null
@@ -55,8 +82,9 @@ struct AttentionTask {
   bool causal;
   int32_t window;  // 0: unlimited
   SplitSchedule schedule;
-  float scale_log2;  // scale * log2(e)
-  bool may_split;    // partial results of splits may go through the workspace
+  float scale_log2;      // scale * log2(e)
+  bool context_settled;  // ContextWritten::kBeforeLastNormAndRope
+  bool may_split;        // partial results of splits may go through the workspace
   float* workspace;
   int32_t slots;      // partial results that the workspace holds
   int32_t* counters;  // two: the next item, blocks that are done; 0 before and after
@@ -78,16 +106,17 @@ extern template int AttentionTilesThatFit<64>(int64_t);
 extern template int AttentionTilesThatFit<128>(int64_t);
 extern template int AttentionTilesThatFit<256>(int64_t);
 
-// The same for 128 and 256 with warpgroup products; tiles of `tile_rows` packed rows, a multiple of 16, at
-// most kMaxWgmmaRows. All operands aligned. block_k, block_v: as in task, for the copies of whole blocks.
+// The same for 128 and 256 with warpgroup products; tiles of `tile_tokens` rows of the step, with their group
+// at most kMaxWgmmaRows packed rows. All operands aligned. q, block_k, block_v: as in task, for the copy
+// engine.
 inline constexpr int kMaxWgmmaRows = 128;
 template <int kDim>
-cudaError_t LaunchWgmmaAttention(AttentionTask task, int32_t tile_rows, int64_t items, int64_t rows,
+cudaError_t LaunchWgmmaAttention(AttentionTask task, int32_t tile_tokens, int64_t items, ConstMatrixView q,
                                  ConstMatrixView block_k, ConstMatrixView block_v,
                                  const CudaContext& context);
-extern template cudaError_t LaunchWgmmaAttention<128>(AttentionTask, int32_t, int64_t, int64_t,
+extern template cudaError_t LaunchWgmmaAttention<128>(AttentionTask, int32_t, int64_t, ConstMatrixView,
                                                       ConstMatrixView, ConstMatrixView, const CudaContext&);
-extern template cudaError_t LaunchWgmmaAttention<256>(AttentionTask, int32_t, int64_t, int64_t,
+extern template cudaError_t LaunchWgmmaAttention<256>(AttentionTask, int32_t, int64_t, ConstMatrixView,
                                                       ConstMatrixView, ConstMatrixView, const CudaContext&);
 
 }  // namespace dflash

@@ -14,6 +14,7 @@
 #include "kernels/attention/attention_splits_cuda.h"
 #include "kernels/device/buffer.h"
 #include "kernels/device/graph.h"
+#include "kernels/rope/rope.h"
 #include "kernels/testing/compare.h"
 #include "kernels/testing/device_matrix.h"
 #include "kernels/testing/host_matrix.h"
@@ -26,7 +27,8 @@ struct Shape {
   int64_t heads, kv_heads, dim;
   float Scale() const { return 1.0f / std::sqrt(static_cast<float>(dim)); }
 };
-constexpr Shape kTarget = {24, 4, 256}, kDrafter = {32, 8, 128}, kTiny = {4, 2, 64}, kTinyThree = {6, 2, 64};
+constexpr Shape kTarget = {24, 4, 256}, kDrafter = {32, 8, 128}, kTiny = {4, 2, 64}, kTinyThree = {6, 2, 64},
+                kLargeGroup = {100, 1, 128}, kLargerGroup = {130, 1, 128};
 
 // Weights are rounded to bf16 one by one: relative to the sum of |weight value|.
 constexpr Tolerance kTolerance = {4e-3, 8e-3};
@@ -131,11 +133,11 @@ TEST(SplitScheduleTest, SplitsCoverAllBlocksInOrder) {
     }
   }
   const SplitSchedule verify = {SplitKind::kVerify};
-  EXPECT_EQ(verify.SplitOf(31), 15);
-  EXPECT_EQ(verify.SplitOf(127), 39);
-  EXPECT_EQ(verify.SplitOf(255), 55);
-  EXPECT_EQ(verify.SplitOf(256), 56);
-  EXPECT_EQ(SplitSchedule{SplitKind::kWindowed}.SplitOf(512), 256);
+  EXPECT_EQ(verify.SplitOf(31), 7);
+  EXPECT_EQ(verify.SplitOf(127), 19);
+  EXPECT_EQ(verify.SplitOf(255), 35);
+  EXPECT_EQ(verify.SplitOf(256), 36);
+  EXPECT_EQ(SplitSchedule{SplitKind::kWindowed}.SplitOf(512), 128);
   EXPECT_EQ(SplitSchedule{SplitKind::kPrefill}.SplitOf(512), 8);
 }
 
@@ -151,6 +153,8 @@ TEST_F(AttentionCudaTest, MatchesDoubleReferenceAtTheModelsShapes) {
                         {kTarget, 2040, 1, {}},
                         {kTarget, 100, 70, {}},
                         {kTarget, 3000, 7, {}},
+                        {kLargeGroup, 70, 3, {}},
+                        {kLargerGroup, 70, 3, {}},
                         {kDrafter, 0, 16, {false, 0}},
                         {kDrafter, 700, 16, {false, 0}},
                         {kDrafter, 2500, 16, {true, 2048}},
@@ -236,7 +240,7 @@ TEST_F(AttentionCudaTest, BitsDoNotDependOnTheNumberOfRows) {
            {int64_t{0}, int64_t{13}, int64_t{150}, int64_t{197}, int64_t{198}, int64_t{400}, rows - 64}) {
         Store(cache, s, 0, stored, start + at);
         stored = start + at;
-        for (int64_t count : {1, 2, 5, 16, 17, 64}) {
+        for (int64_t count : {1, 2, 5, 10, 11, 16, 17, 21, 22, 64}) {
           ASSERT_TRUE(BitEqual(Run(cache, s, 0, start + at, count, mask, phase), together.Rows(at, count)))
               << count << " rows from " << at;
         }
@@ -331,6 +335,54 @@ TEST_F(AttentionCudaTest, ReplaysWithOtherSegments) {
       EXPECT_TRUE(BitEqual(out.ToHost().Rows(0, segment.row_count), want));
     }
     EXPECT_TRUE(out.GuardsIntact());
+  }
+}
+
+// Pages that are asked for while NormAndRope runs hold what was stored right before it: the bits are those of
+// a call that waits first.
+TEST_F(AttentionCudaTest, ContextWrittenBeforeNormAndRopeGivesTheSameBits) {
+  constexpr int64_t kStart = 2000;
+  for (const Shape& shape : {kTarget, kDrafter}) {
+    for (int64_t rows : {1, 16}) {
+      SCOPED_TRACE(testing::Message() << shape.dim << ", rows " << rows);
+      const Sequence s(shape, kStart + rows, 8, stream_);
+      Cache cache = MakeCache(shape, 1, s.q.rows);
+      Store(cache, s, 0, 0, kStart);
+      const HostMatrix<float> want = Run(cache, s, 0, kStart, rows, {});
+      HostMatrix<float> broken(kStart, s.k.cols);
+      std::fill(broken.values.begin(), broken.values.end(), std::numeric_limits<float>::quiet_NaN());
+      const DeviceMatrix nothing = DeviceMatrix::Activations(broken, stream_);
+      const DeviceMatrix other_q = DeviceMatrix::Activations(s.q.Rows(kStart, rows), stream_),
+                         other_k = DeviceMatrix::Activations(s.k.Rows(kStart, rows), stream_),
+                         norm = DeviceMatrix::Activations(HostMatrix<float>(1, shape.dim), stream_);
+      DeviceArray<Segment> old({{0, 0, kStart, 0}}, stream_);
+      DeviceArray<Segment> own({{0, 0, static_cast<int32_t>(rows), kStart}}, stream_);
+      std::vector<DeviceMatrix> outs;
+      for (int i = 0; i < 8; ++i) {
+        outs.push_back(DeviceMatrix::Output(rows, s.q.cols, DType::kBf16, stream_));
+      }
+      const auto store = [&](const DeviceMatrix& k, const DeviceMatrix& v) {
+        return StoreKeyValue(k.view().Rows(0, kStart), v.view().Rows(0, kStart), {old.data(), 1}, nullptr,
+                             cache.table(), cache.pool, stream_);
+      };
+      ASSERT_TRUE(CaptureAndReplay(stream_, [&] {
+                    absl::Status status;
+                    for (const DeviceMatrix& out : outs) {
+                      status.Update(store(nothing, nothing));
+                      status.Update(store(s.k_device, s.v_device));
+                      status.Update(NormAndRope(other_q.view(), norm.view(), other_k.view(), norm.view(),
+                                                NormWeight::kOnePlus, 1e-6f, {shape.dim, 64, 1e7},
+                                                {own.data(), 1}, stream_));
+                      status.Update(Attention(s.q_device.view().Rows(kStart, rows),
+                                              s.k_device.view().Rows(kStart, rows),
+                                              s.v_device.view().Rows(kStart, rows), {own.data(), 1}, nullptr,
+                                              cache.table(), cache.pool, {}, shape.Scale(), Phase::kVerify,
+                                              out.view(), stream_, ContextWritten::kBeforeLastNormAndRope));
+                    }
+                    return status;
+                  }).ok());
+      for (const DeviceMatrix& out : outs) EXPECT_TRUE(BitEqual(out.ToHost(), want));
+    }
   }
 }
 

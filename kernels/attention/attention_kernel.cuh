@@ -32,7 +32,6 @@ struct AttentionShape {
   static constexpr int kBlockBytes = kAttentionBlock * kDim * 2;
   static constexpr int kWeightBytes = kRows * kAttentionBlock * 2;
   static constexpr int kSharedBytes = kQBytes + 4 * kBlockBytes + kWeightBytes + 4 * kRows * 4;
-  static constexpr int kSlotFloats = kRows * (kDim + 2);  // outputs, maxima, sums
   static constexpr int kBlocksPerMultiprocessor = kDim <= 128 ? 2 : 1;
   static constexpr int kColumns = kDim / 4;  // of outputs, per warp
 };
@@ -56,7 +55,7 @@ __device__ __forceinline__ void LoadBlock(const AttentionTask& task, const Item&
   const int piece = static_cast<int>(threadIdx.x) % kPieces;
   const __nv_bfloat16* in_page =
       task.pool +
-      ((int64_t{max(page, 0)} * task.kv_heads + item.kv_head) * 2 + kind) * (kAttentionBlock * kDim);
+      ((int64_t{max(page, 0)} * task.kv_heads.value + item.kv_head) * 2 + kind) * (kAttentionBlock * kDim);
   const Bf16Rows& own = kind == 0 ? task.block_k : task.block_v;
   const int32_t start = item.segment.start_position, end = start + item.segment.row_count;
 #pragma unroll
@@ -86,7 +85,8 @@ __device__ __forceinline__ void LoadQueries(const AttentionTask& task, const Ite
       ptx::StoreShared16(target, make_uint4(0, 0, 0, 0));
       continue;
     }
-    LoadPiece(task.q.Row(item.segment.first_row + item.Token(row)) + int64_t{item.Head(row)} * task.head_dim,
+    LoadPiece(task.q.Row(item.segment.first_row + item.Token(task, row)) +
+                  int64_t{item.Head(task, row)} * task.head_dim,
               piece, task.head_dim, task.q_aligned, target);
   }
 }
@@ -156,7 +156,7 @@ struct WarpTile {
     for (int m = 0; m < kMTiles; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int32_t position = item.Position(Row(m, half));
+        const int32_t position = item.Position(task, Row(m, half));
         const KeyRange keys = VisibleKeys(task, item.segment, item.context_start, position, position);
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
@@ -290,15 +290,15 @@ struct WarpTile {
 
   __device__ __forceinline__ void WritePartial(float* slot, int rows) {
     ForPairs(rows, [&](int, int, int row, int column, float first, float second) {
-      *reinterpret_cast<float2*>(slot + row * kDim + column) = make_float2(first, second);
+      *reinterpret_cast<float2*>(slot + SlotOutput<kDim>(row, column)) = make_float2(first, second);
     });
     if (ColumnGroup() != 0 || Lane() % 4 != 0) return;
 #pragma unroll
     for (int m = 0; m < kMTiles; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        slot[Shape::kRows * kDim + Row(m, half)] = maximum[m][half];
-        slot[Shape::kRows * (kDim + 1) + Row(m, half)] = sum[m][half];
+        slot[SlotMaximum<kDim>(Shape::kRows, Row(m, half))] = maximum[m][half];
+        slot[SlotSum<kDim>(Shape::kRows, Row(m, half))] = sum[m][half];
       }
     }
   }
@@ -320,7 +320,7 @@ struct WarpTile {
       }
     }
     ForPairs(rows, [&](int m, int half, int row, int column, float& first, float& second) {
-      auto* place = reinterpret_cast<float2*>(slot + row * kDim + column);
+      auto* place = reinterpret_cast<float2*>(slot + SlotOutput<kDim>(row, column));
       const float2 before = is_first ? make_float2(0, 0) : *place;
       const MergeFactors& f = factors[m][half];
       first = fmaf(first, f.take, before.x * f.keep);
@@ -331,7 +331,7 @@ struct WarpTile {
 
   __device__ __forceinline__ void WriteOutputs(const AttentionTask& task, const Item& item) {
     ForPairs(item.rows, [&](int m, int half, int row, int column, float first, float second) {
-      WriteRow(task, item.segment.first_row + item.Token(row), item.Head(row), column,
+      WriteRow(task, item.segment.first_row + item.Token(task, row), item.Head(task, row), column,
                Normalized(first, sum[m][half]), Normalized(second, sum[m][half]));
     });
   }
@@ -344,7 +344,6 @@ __device__ __forceinline__ void RunItem(const AttentionTask& task, const Item& i
   using Tile = WarpTile<kDim, kMTiles>;
   const uint32_t queries = shared, keys = queries + Shape::kQBytes, values = keys + 2 * Shape::kBlockBytes;
   const uint32_t weights = values + 2 * Shape::kBlockBytes;
-  const MaskFree mask_free(task, item);
   const bool works = Tile::FirstRow(0) < item.rows;  // the same for all threads of a warp
   Tile tile;
   tile.Clear();
@@ -373,7 +372,7 @@ __device__ __forceinline__ void RunItem(const AttentionTask& task, const Item& i
     page = PageOf(task, item, block + 2);
     if (works) {
       tile.Multiply(queries, keys + buffer(block));
-      if (!mask_free.Has(block)) tile.Mask(task, item, block);
+      if (!item.IsMaskFree(block)) tile.Mask(task, item, block);
       tile.WriteMaxima(of_group);
     }
     __syncthreads();  // maxima are written; nobody reads the block's keys
@@ -403,7 +402,7 @@ __device__ __forceinline__ void RunItem(const AttentionTask& task, const Item& i
 template <int kDim, int kMTiles>
 __global__ void __launch_bounds__(kAttentionThreads,
                                   (AttentionShape<kDim, kMTiles>::kBlocksPerMultiprocessor))
-    AttentionKernel(const AttentionTask task, int32_t tile_rows) {
+    AttentionKernel(const AttentionTask task) {
   using Shape = AttentionShape<kDim, kMTiles>;
   extern __shared__ uint4 shared_memory[];
   __shared__ ItemTable table;
@@ -411,17 +410,19 @@ __global__ void __launch_bounds__(kAttentionThreads,
   const uint32_t shared = ptx::SharedAddress(shared_memory);
   auto* of_group = reinterpret_cast<float*>(reinterpret_cast<uint8_t*>(shared_memory) + Shape::kSharedBytes -
                                             4 * Shape::kRows * 4);
-  LetNextKernelStart();
   WaitForPreviousKernel();
-  BuildItemTable(task, tile_rows, table);
+  LetNextKernelStart();  // after the wait: the merge relies on it
+  if (threadIdx.x < 32) BuildItemTable(task, table);
+  __syncthreads();
   const bool is_split = IsSplit(task, table);
   const int32_t items = is_split ? table.of_splits[task.segment_count] : table.of_tiles[task.segment_count];
   for (auto index = static_cast<int32_t>(blockIdx.x); index < items;) {
     int32_t next = 0;
     if (threadIdx.x == 0) next = static_cast<int32_t>(gridDim.x) + atomicAdd(task.counters, 1);
-    const Item item = ItemAt(task, table, is_split, tile_rows, index);
+    const Item item = ItemAt(task, table, is_split, index);
     const int64_t slot = is_split ? index : static_cast<int64_t>(blockIdx.x);
-    RunItem<kDim, kMTiles>(task, item, task.workspace + slot * Shape::kSlotFloats, shared, of_group);
+    RunItem<kDim, kMTiles>(task, item, task.workspace + slot * SlotFloats<kDim>(Shape::kRows), shared,
+                           of_group);
     if (threadIdx.x == 0) next_item = next;
     __syncthreads();  // nobody reads the item's shared memory; the next one is known
     index = next_item;
@@ -456,10 +457,10 @@ template <int kDim, int kMTiles>
 cudaError_t LaunchTiles(AttentionTask task, int64_t items, int64_t rows, const CudaContext& context) {
   using Shape = AttentionShape<kDim, kMTiles>;
   const auto kernel = AttentionKernel<kDim, kMTiles>;
-  constexpr int32_t tile_rows = Shape::kRows;
   const int64_t blocks =
       std::min<int64_t>(items, int64_t{context.multiprocessors} * Shape::kBlocksPerMultiprocessor);
-  const int64_t slots = kWorkspaceBytes / (Shape::kSlotFloats * static_cast<int64_t>(sizeof(float)));
+  const int64_t slots =
+      kWorkspaceBytes / (SlotFloats<kDim>(Shape::kRows) * static_cast<int64_t>(sizeof(float)));
   if (slots < blocks) return cudaErrorNotSupported;
   task.slots = static_cast<int32_t>(slots);
   // Set at every call: it belongs to the device, and costs less than remembering where it has been set.
@@ -468,9 +469,9 @@ cudaError_t LaunchTiles(AttentionTask task, int64_t items, int64_t rows, const C
   if (error != cudaSuccess) return error;
   const LaunchShape shape = {
       .grid = Grid(blocks), .block = dim3(kAttentionThreads), .shared_bytes = Shape::kSharedBytes};
-  error = Launch(context, shape, kernel, task, tile_rows);
+  error = Launch(context, shape, kernel, task);
   if (error != cudaSuccess || !task.may_split) return error;
-  return LaunchMerge<kDim>(task, tile_rows, rows, context);
+  return LaunchMerge<kDim>(task, rows, context);
 }
 
 }  // namespace

@@ -29,12 +29,13 @@ struct SegmentPlan {
   int32_t first_split, splits;  // that any of its rows sees; one (of nothing) when they see nothing
 };
 
-__device__ __forceinline__ SegmentPlan PlanOf(const AttentionTask& task, int32_t index, int32_t tile_rows) {
+__device__ __forceinline__ SegmentPlan PlanOf(const AttentionTask& task, int32_t index,
+                                              const Divisor& tile_rows) {
   SegmentPlan plan;
   plan.segment = task.segments[index];
   const Segment& segment = plan.segment;
   plan.context_start = task.context_starts == nullptr ? 0 : task.context_starts[segment.slot];
-  plan.tiles = (segment.row_count * task.group + tile_rows - 1) / tile_rows;
+  plan.tiles = tile_rows.Of(segment.row_count * task.group.value + tile_rows.value - 1);
   const KeyRange keys = VisibleKeys(task, segment, plan.context_start, segment.start_position,
                                     segment.start_position + segment.row_count - 1);
   plan.first_split = task.schedule.SplitOf(keys.first / kAttentionBlock);
@@ -44,45 +45,84 @@ __device__ __forceinline__ SegmentPlan PlanOf(const AttentionTask& task, int32_t
   return plan;
 }
 
-// Prefix sums over the segments of the number of items: with an item per split, and with one per tile.
-struct ItemTable {
-  int32_t of_splits[kMaxAttentionSegments + 1];
-  int32_t of_tiles[kMaxAttentionSegments + 1];
+// Room in shared memory for a value whose type has initializers, which nobody would run there.
+template <typename T>
+struct SharedRoom {
+  alignas(16) uint8_t bytes[sizeof(T)];
+  __device__ __forceinline__ T& Value() { return *reinterpret_cast<T*>(bytes); }
+  __device__ __forceinline__ const T& Value() const { return *reinterpret_cast<const T*>(bytes); }
 };
 
-// Called by all threads of a block; `table` is in shared memory.
-__device__ __forceinline__ void BuildItemTable(const AttentionTask& task, int32_t tile_rows,
-                                               ItemTable& table) {
-  if (threadIdx.x < 32) {
-    const auto lane = static_cast<int32_t>(threadIdx.x);
-    int32_t split_total = 0, tile_total = 0;
-    for (int32_t base = 0; base < task.segment_count; base += 32) {
-      const int32_t i = base + lane;
-      int32_t splits = 0, tiles = 0;
-      if (i < task.segment_count) {
-        const SegmentPlan plan = PlanOf(task, i, tile_rows);
-        tiles = plan.tiles * task.kv_heads;
-        splits = tiles * plan.splits;
-      }
-#pragma unroll
-      for (int distance = 1; distance < 32; distance *= 2) {
-        const int32_t before_splits = __shfl_up_sync(0xffffffffu, splits, distance);
-        const int32_t before_tiles = __shfl_up_sync(0xffffffffu, tiles, distance);
-        if (lane >= distance) {
-          splits += before_splits;
-          tiles += before_tiles;
-        }
-      }
-      if (i < task.segment_count) {
-        table.of_splits[i + 1] = split_total + splits;
-        table.of_tiles[i + 1] = tile_total + tiles;
-      }
-      split_total += __shfl_sync(0xffffffffu, splits, 31);
-      tile_total += __shfl_sync(0xffffffffu, tiles, 31);
-    }
-    if (lane == 0) table.of_splits[0] = table.of_tiles[0] = 0;
+// Prefix sums over the segments of the number of items: with an item per split, and with one per tile. Plans
+// of the first segments are kept: loading and dividing again is what a few rows would wait for.
+struct ItemTable {
+  static constexpr int32_t kPlans = 64;
+  SharedRoom<SegmentPlan> plans[kPlans];
+  int32_t of_splits[kMaxAttentionSegments + 1];
+  int32_t of_tiles[kMaxAttentionSegments + 1];
+  bool has_half_tiles;
+
+  __device__ __forceinline__ const Divisor& TileRows(const AttentionTask& task) const {
+    return has_half_tiles ? task.half_rows : task.tile_rows;
   }
-  __syncthreads();
+  __device__ __forceinline__ SegmentPlan Plan(const AttentionTask& task, int32_t index) const {
+    return index < kPlans ? plans[index].Value() : PlanOf(task, index, TileRows(task));
+  }
+};
+
+// Called by one warp; `table` is in shared memory and holds for that warp at once. One thread calls see(i,
+// plan) for each segment.
+template <typename See>
+__device__ __forceinline__ void BuildItemTable(const AttentionTask& task, ItemTable& table, const See& see) {
+  const auto lane = static_cast<int32_t>(threadIdx.x) % 32;
+  bool has_half_tiles = false;
+  if (task.may_split && task.half_rows.value > 0) {
+    int32_t items = 0;
+    for (int32_t i = lane; i < task.segment_count; i += 32) {
+      const SegmentPlan plan = PlanOf(task, i, task.half_rows);
+      items += plan.tiles * plan.splits * task.kv_heads.value;
+    }
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) {
+      items += __shfl_xor_sync(0xffffffffu, items, distance);
+    }
+    has_half_tiles = items <= task.multiprocessors;
+  }
+  if (lane == 0) table.has_half_tiles = has_half_tiles;
+  __syncwarp();
+  const Divisor& tile_rows = table.TileRows(task);
+  int32_t split_total = 0, tile_total = 0;
+  for (int32_t base = 0; base < task.segment_count; base += 32) {
+    const int32_t i = base + lane;
+    int32_t splits = 0, tiles = 0;
+    if (i < task.segment_count) {
+      const SegmentPlan plan = PlanOf(task, i, tile_rows);
+      if (i < ItemTable::kPlans) table.plans[i].Value() = plan;
+      see(i, plan);
+      tiles = plan.tiles * task.kv_heads.value;
+      splits = tiles * plan.splits;
+    }
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) {
+      const int32_t before_splits = __shfl_up_sync(0xffffffffu, splits, distance);
+      const int32_t before_tiles = __shfl_up_sync(0xffffffffu, tiles, distance);
+      if (lane >= distance) {
+        splits += before_splits;
+        tiles += before_tiles;
+      }
+    }
+    if (i < task.segment_count) {
+      table.of_splits[i + 1] = split_total + splits;
+      table.of_tiles[i + 1] = tile_total + tiles;
+    }
+    split_total += __shfl_sync(0xffffffffu, splits, 31);
+    tile_total += __shfl_sync(0xffffffffu, tiles, 31);
+  }
+  if (lane == 0) table.of_splits[0] = table.of_tiles[0] = 0;
+  __syncwarp();
+}
+__device__ __forceinline__ void BuildItemTable(const AttentionTask& task, ItemTable& table) {
+  BuildItemTable(task, table, [](int32_t, const SegmentPlan&) {});
 }
 
 // Whether splits are items of their own. One answer for the whole call.
@@ -108,7 +148,7 @@ __device__ __forceinline__ int32_t SegmentOfItem(const int32_t* prefix, int32_t 
 // KV heads.
 __device__ __forceinline__ int32_t ItemOf(const AttentionTask& task, const SegmentPlan& plan, int32_t split,
                                           int32_t tile, int32_t kv_head) {
-  return ((plan.splits - 1 - split) * plan.tiles + tile) * task.kv_heads + kv_head;
+  return ((plan.splits - 1 - split) * plan.tiles + tile) * task.kv_heads.value + kv_head;
 }
 
 // An item: some splits of one tile of rows and one KV head.
@@ -117,44 +157,54 @@ struct Item {
   int32_t context_start;
   int32_t first_key;  // that any row of the tile sees; what lies before it may be anything
   int32_t kv_head;
-  int32_t group;
   int32_t first_row, rows;  // packed rows of the tile, counted from the segment's first
   int32_t first_block, end_block;
+  KeyRange free;  // keys that all rows see: blocks of nothing else need no mask
   bool is_final;  // else the one split goes to the workspace
 
-  __device__ __forceinline__ int32_t Token(int32_t row) const { return (first_row + row) / group; }
-  __device__ __forceinline__ int32_t Head(int32_t row) const {
-    return kv_head * group + (first_row + row) % group;
+  __device__ __forceinline__ bool IsMaskFree(int32_t block) const {
+    return block * kAttentionBlock >= free.first && (block + 1) * kAttentionBlock <= free.end;
   }
-  __device__ __forceinline__ int32_t Position(int32_t row) const {
-    return segment.start_position + Token(row);
+
+  __device__ __forceinline__ int32_t Token(const AttentionTask& task, int32_t row) const {
+    return task.group.Of(first_row + row);
+  }
+  __device__ __forceinline__ int32_t Head(const AttentionTask& task, int32_t row) const {
+    return (kv_head - Token(task, row)) * task.group.value + first_row + row;
+  }
+  __device__ __forceinline__ int32_t Position(const AttentionTask& task, int32_t row) const {
+    return segment.start_position + Token(task, row);
   }
 };
 
 __device__ __forceinline__ Item ItemAt(const AttentionTask& task, const ItemTable& table, bool is_split,
-                                       int32_t tile_rows, int32_t index) {
+                                       int32_t index) {
   const int32_t* prefix = is_split ? table.of_splits : table.of_tiles;
   const int32_t i = SegmentOfItem(prefix, task.segment_count, index);
-  const SegmentPlan plan = PlanOf(task, i, tile_rows);
+  const SegmentPlan plan = table.Plan(task, i);
   Item item;
   item.segment = plan.segment;
   item.context_start = plan.context_start;
   int32_t rest = index - prefix[i];
-  item.kv_head = rest % task.kv_heads;
-  rest /= task.kv_heads;
+  const int32_t of_heads = task.kv_heads.Of(rest);
+  item.kv_head = rest - of_heads * task.kv_heads.value;
+  rest = of_heads;
+  const int32_t of_tiles = !is_split ? 0 : plan.tiles == 1 ? rest : rest / plan.tiles;
   // Later tiles see more keys: they go first.
-  const int32_t tile = is_split ? rest % plan.tiles : plan.tiles - 1 - rest;
-  item.group = task.group;
+  const int32_t tile = is_split ? rest - of_tiles * plan.tiles : plan.tiles - 1 - rest;
+  const int32_t tile_rows = table.TileRows(task).value;
   item.first_row = tile * tile_rows;
-  item.rows = min(tile_rows, plan.segment.row_count * task.group - item.first_row);
-  const KeyRange keys =
-      VisibleKeys(task, plan.segment, plan.context_start, item.Position(0), item.Position(item.rows - 1));
+  item.rows = min(tile_rows, plan.segment.row_count * task.group.value - item.first_row);
+  const int32_t position = item.Position(task, 0), last = item.Position(task, item.rows - 1);
+  const KeyRange keys = VisibleKeys(task, plan.segment, plan.context_start, position, last);
+  item.free.first = VisibleKeys(task, plan.segment, plan.context_start, last, last).first;
+  item.free.end = VisibleKeys(task, plan.segment, plan.context_start, position, position).end;
   item.first_key = keys.first;
   item.first_block = keys.first / kAttentionBlock;
   item.end_block = keys.first < keys.end ? (keys.end - 1) / kAttentionBlock + 1 : item.first_block;
   item.is_final = !is_split || plan.splits == 1;
   if (is_split) {
-    const int32_t split = plan.first_split + plan.splits - 1 - rest / plan.tiles;
+    const int32_t split = plan.first_split + plan.splits - 1 - of_tiles;
     item.first_block = max(item.first_block, task.schedule.FirstBlock(split));
     item.end_block = min(item.end_block, task.schedule.FirstBlock(split + 1));
   }
@@ -170,18 +220,27 @@ __device__ __forceinline__ int32_t PageOf(const AttentionTask& task, const Item&
   return page >= 0 && page < task.page_count ? page : -1;
 }
 
-// Blocks that all rows of the item see whole need no mask.
-struct MaskFree {
-  int32_t first, end;  // keys
-  __device__ __forceinline__ MaskFree(const AttentionTask& task, const Item& item) {
-    const int32_t position = item.Position(0), last = item.Position(item.rows - 1);
-    first = VisibleKeys(task, item.segment, item.context_start, last, last).first;
-    end = VisibleKeys(task, item.segment, item.context_start, position, position).end;
-  }
-  __device__ __forceinline__ bool Has(int32_t block) const {
-    return block * kAttentionBlock >= first && (block + 1) * kAttentionBlock <= end;
-  }
-};
+// A slot of the workspace: outputs of a tile's rows in whole groups of eight rows, then maxima and sums of as
+// many, float32. Outputs lie as the threads of a product hold them, so that 16 columns of a row are 64 bytes
+// of four threads: the columns in the order 0, 1, 8, 9, 2, 3, 10, 11, ...; of eight rows one after another.
+__host__ __device__ constexpr int32_t SlotRows(int32_t tile_rows) { return (tile_rows + 7) / 8 * 8; }
+template <int kDim>
+__host__ __device__ constexpr int64_t SlotFloats(int32_t tile_rows) {
+  return int64_t{SlotRows(tile_rows)} * (kDim + 2);
+}
+// Of an even column; the odd one follows.
+template <int kDim>
+__host__ __device__ constexpr int32_t SlotOutput(int32_t row, int32_t column) {
+  return (row / 8 * (kDim / 16) + column / 16) * 128 + row % 8 * 16 + column % 8 / 2 * 4 + column / 8 % 2 * 2;
+}
+template <int kDim>
+__host__ __device__ constexpr int32_t SlotMaximum(int32_t tile_rows, int32_t row) {
+  return SlotRows(tile_rows) * kDim + row;
+}
+template <int kDim>
+__host__ __device__ constexpr int32_t SlotSum(int32_t tile_rows, int32_t row) {
+  return SlotRows(tile_rows) * (kDim + 1) + row;
+}
 
 // How the state (maximum, sum) of a row takes in that of the next split: outputs become
 // fma(split's, take, state's * keep). Maxima in units of log2. A sum of 0 belongs to a row that saw nothing.

@@ -14,15 +14,16 @@ enum class SplitKind : uint8_t {
   kPrefill,   // many rows: tiles fill the machine, so splits are large
 };
 
-// VERIFY: 2 blocks up to position 2048, 4 up to 8192; then 16 splits for every doubling. So at any length the
+// VERIFY: 4 blocks up to position 2048, 8 up to 8192; then 16 splits for every doubling. So at any length the
 // largest split is about what each of some hundred multiprocessors has to do for one sequence of four KV
-// heads.
+// heads, and the partial results of many sequences stay small beside their keys and values. Windowed: a
+// window of 2048 keys of eight KV heads is one wave of items.
 struct SplitSchedule {
   SplitKind kind;
 
-  static constexpr int32_t kWindowed = 2, kPrefill = 64;
-  static constexpr int32_t kFineEnd = 32, kFine = 2;
-  static constexpr int32_t kMiddleEnd = 128, kMiddle = 4;
+  static constexpr int32_t kWindowed = 4, kPrefill = 64;
+  static constexpr int32_t kFineEnd = 32, kFine = 4;
+  static constexpr int32_t kMiddleEnd = 128, kMiddle = 8;
   static constexpr int32_t kPerDoubling = 16;
   static constexpr int32_t kFineSplits = kFineEnd / kFine;
   static constexpr int32_t kMiddleSplits = kFineSplits + (kMiddleEnd - kFineEnd) / kMiddle;
@@ -35,7 +36,7 @@ struct SplitSchedule {
     int32_t doubling = 0;
     while (block >> doubling >= 2 * kMiddleEnd) ++doubling;
     const int32_t inside = block - (kMiddleEnd << doubling);
-    return kMiddleSplits + kPerDoubling * doubling + inside / (kMiddleEnd / kPerDoubling << doubling);
+    return kMiddleSplits + kPerDoubling * doubling + (inside / (kMiddleEnd / kPerDoubling) >> doubling);
   }
   __host__ __device__ int32_t FirstBlock(int32_t split) const {
     if (kind == SplitKind::kWindowed) return split * kWindowed;

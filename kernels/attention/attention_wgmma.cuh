@@ -1,16 +1,24 @@
 // Attention with warpgroup products, head_dim 128 or 256. Included by attention_wgmma_{128,256}.cu.
 //
-//   grid      as many blocks as run at once; items come from a counter
-//   block     three warpgroups. The first brings what the others need: its warp 0 takes items from the
-//   counter and
-//             copies whole blocks of keys and values (one contiguous copy each from pages, tensor tiles from
-//             the segment's own rows); its warps 1 to 3 gather the queries and those blocks that are neither
-//             whole pages nor whole rows. The others compute 64 packed rows each
-//   shared    queries of the two groups | ring of key and value blocks, keys before values
+//   grid      as many blocks as run at once; items beyond the first come from a counter
+//   block     two or three warpgroups. The first brings what the others need: its warp 0 says what the items
+//             are and copies whole blocks of keys and values (one contiguous copy each from pages, tensor
+//             tiles from the segment's own rows); its warps 1 to 3 ask for the queries (one tensor tile of
+//             tokens x heads for every 64 columns) and gather those blocks that are neither whole pages nor
+//             whole rows. The others, one or two as the tile's rows need, compute 64 packed rows each
+//   shared    queries | ring of key and value blocks, keys before values
 //   registers outputs of the current split, scores and weights of a block
 //
 // While the product of weights and values of a block runs, the scores of the next become weights. A row's
 // arithmetic does not depend on where in a tile it lies, and not on the other rows.
+//
+// A few rows are a chain of waits, not bytes. So everything that does not need the kernel before happens
+// while that runs, where the caller says that the context was written earlier (ContextWritten): the items,
+// the pages and the first keys and values that the ring holds. After the wait come queries and the segment's
+// own rows. Queries are released after their last product with keys, so that those of the next item arrive
+// during the last product with values. Results of splits are written as they lie in registers (SlotOutput),
+// 512 bytes a store of a warp, and merged by a second kernel that has found out its part when the first one
+// ends.
 //
 // Bytes: every key block that a tile sees is read once per tile. Per key block of 64 x 256 and 128 rows: 64
 // KiB and 8.4 MFLOP, some 2,050 cycles of the tensor cores.
@@ -32,20 +40,40 @@ namespace dflash {
 namespace {
 
 constexpr int kGroupThreads = 128;  // a warpgroup
-constexpr int kGroups = 2;          // that compute
+constexpr int kGroups = 2;          // that compute, at most
 constexpr int kGroupRows = kMaxWgmmaRows / kGroups;
-constexpr int kConsumerWarps = kGroups * kGroupThreads / 32;
 constexpr int kWgmmaThreads = (1 + kGroups) * kGroupThreads;
 constexpr int kGatherThreads = kGroupThreads - 32;  // warps 1 to 3 of the first warpgroup
 constexpr int kGatherBarrier = 1;                   // a named barrier of theirs
+
+// Of the launch: warps that compute.
+__device__ __forceinline__ uint32_t ConsumerWarps() { return (blockDim.x - kGroupThreads) / 32; }
+
+// The box of a tensor map of heads (MakeHeadsTensorMap) at (column, head, row).
+__device__ __forceinline__ void CopyHeads(uint32_t to, const CUtensorMap* map, int32_t column, int32_t head,
+                                          int32_t row, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], "
+      "[%5];" ::"r"(to),
+      "l"(map), "r"(column), "r"(head), "r"(row), "r"(barrier)
+      : "memory");
+}
 
 template <int kDim>
 struct WgmmaShape {
   static constexpr int kTileBytes = kAttentionBlock * 128;  // 64 rows x 64 columns
   static constexpr int kBlockBytes = kDim / 64 * kTileBytes;
-  static constexpr int kStages = 1024 / kDim;  // half of them keys
-  static constexpr int kSharedBytes = 1024 + (kGroups + kStages) * kBlockBytes;
+  static constexpr int kStages = 1024 / kDim;                  // half of them keys
+  static constexpr int kQueryTileBytes = kMaxWgmmaRows * 128;  // all rows x 64 columns
+  static constexpr int kQueryBytes = kDim / 64 * kQueryTileBytes;
+  static constexpr int kSharedBytes = 1024 + kQueryBytes + kStages * kBlockBytes;
 };
+
+// In this order, in all threads: the merge that follows relies on what was before this kernel.
+__device__ __forceinline__ void FollowPreviousKernel() {
+  WaitForPreviousKernel();
+  LetNextKernelStart();
+}
 
 // All barriers of a block. `full` and `empty`: of a stage of the ring; `gather`: keys and values of a pair of
 // stages are wanted from the gathering warps.
@@ -54,6 +82,12 @@ struct Barriers {
   uint64_t full[kStages], empty[kStages], gather[kStages / 2];
   uint64_t queries_full, queries_empty;
   uint64_t item_full[2], item_empty[2];
+};
+
+// An item as warp 0 hands it out; `slot`: where its partial results go, -1 at the end of all items.
+struct HandedItem {
+  Item item;
+  int32_t slot;
 };
 
 // Place in the ring: counts stages from the kernel's begin.
@@ -100,7 +134,7 @@ struct BlockState {
   using Place = RingPlace<Shape::kStages>;
   uint32_t queries, ring;  // shared addresses
   Barriers<Shape::kStages>* barriers;
-  int32_t* item_of;  // two: the items handed out, -1 at the end
+  SharedRoom<HandedItem>* handed;  // two
 
   __device__ __forceinline__ uint32_t StageAt(const Place& place) const {
     return ring + place.Stage() * Shape::kBlockBytes;
@@ -114,67 +148,111 @@ struct BlockState {
   __device__ __forceinline__ uint32_t Gather(const Place& place) const {
     return ptx::SharedAddress(&barriers->gather[place.Stage() / 2]);
   }
-  // The number of the item handed out as the n-th, -1 at the end. Called by whole warps.
-  __device__ __forceinline__ int32_t TakeItem(uint32_t n) const {
+  // The item handed out as the n-th. Called by whole warps.
+  __device__ __forceinline__ HandedItem TakeItem(uint32_t n) const {
     ptx::BarrierWaitEndless(ptx::SharedAddress(&barriers->item_full[n % 2]), n / 2 % 2);
-    const int32_t index = *static_cast<volatile int32_t*>(&item_of[n % 2]);
+    const HandedItem taken = handed[n % 2].Value();
     __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::BarrierArrive(ptx::SharedAddress(&barriers->item_empty[n % 2]));
-    return index;
+    return taken;
+  }
+  __device__ __forceinline__ void HandOut(uint32_t n, const HandedItem& item) const {
+    ptx::BarrierWait(ptx::SharedAddress(&barriers->item_empty[n % 2]), (n / 2 % 2) ^ 1);
+    handed[n % 2].Value() = item;
+    ptx::BarrierArrive(ptx::SharedAddress(&barriers->item_full[n % 2]));
   }
 };
+
+// Lane 0 of warp 0: asks for the keys and values of a block, or for their gathering.
+template <int kDim>
+__device__ __forceinline__ void BringBlock(const AttentionTask& task, const CUtensorMap* k_map,
+                                           const CUtensorMap* v_map, const Item& item, int32_t block,
+                                           const BlockOrigin& from, uint64_t policy,
+                                           const typename BlockState<kDim>::Place& place,
+                                           const BlockState<kDim>& state) {
+  using Shape = WgmmaShape<kDim>;
+#pragma unroll
+  for (int kind = 0; kind < 2; ++kind) {
+    const auto at = place + kind;
+    ptx::BarrierWait(state.Empty(at), at.Parity() ^ 1);
+    if (from.origin == Origin::kGathered) continue;
+    ptx::BarrierArriveExpecting(state.Full(at), Shape::kBlockBytes);
+    if (from.origin == Origin::kPage) {
+      const __nv_bfloat16* in_page =
+          task.pool +
+          ((int64_t{from.page} * task.kv_heads.value + item.kv_head) * 2 + kind) * (kAttentionBlock * kDim);
+      ptx::CopyBulk(state.StageAt(at), in_page, Shape::kBlockBytes, state.Full(at), policy);
+      continue;
+    }
+    const int32_t row = item.segment.first_row + (block * kAttentionBlock - item.segment.start_position);
+#pragma unroll
+    for (int tile = 0; tile < kDim / 64; ++tile) {
+      ptx::CopyTile(state.StageAt(at) + tile * Shape::kTileBytes, kind == 0 ? k_map : v_map,
+                    item.kv_head * kDim + tile * 64, row, state.Full(at), ptx::kEvictNormal);
+    }
+  }
+  if (from.origin == Origin::kGathered) ptx::BarrierArrive(state.Gather(place));
+}
 
 // Warp 0: hands out items and copies whole blocks.
 template <int kDim>
 __device__ __forceinline__ void CopyBlocks(const AttentionTask& task, const CUtensorMap* k_map,
-                                           const CUtensorMap* v_map, const ItemTable& table, bool is_split,
-                                           int32_t items, int32_t tile_rows, const BlockState<kDim>& state) {
+                                           const CUtensorMap* v_map, ItemTable& table,
+                                           const BlockState<kDim>& state) {
   using Shape = WgmmaShape<kDim>;
   const int lane = static_cast<int>(threadIdx.x) % 32;
+  bool has_waited = !task.context_settled;
+  if (has_waited) FollowPreviousKernel();
+  BuildItemTable(task, table);
+  const bool is_split = IsSplit(task, table);
+  const int32_t items = is_split ? table.of_splits[task.segment_count] : table.of_tiles[task.segment_count];
+  const bool is_counted = items > static_cast<int32_t>(gridDim.x);
+  // Keys that are read once leave the second-level cache to partial results.
+  const uint64_t policy = is_split ? ptx::kEvictFirst : ptx::kEvictNormal;
   typename BlockState<kDim>::Place place;
   auto index = static_cast<int32_t>(blockIdx.x);
-  for (uint32_t n = 0;; ++n) {
-    if (lane == 0) {
-      ptx::BarrierWait(ptx::SharedAddress(&state.barriers->item_empty[n % 2]), (n / 2 % 2) ^ 1);
-      state.item_of[n % 2] = index < items ? index : -1;
-      ptx::BarrierArrive(ptx::SharedAddress(&state.barriers->item_full[n % 2]));
-    }
-    if (index >= items) break;
-    int32_t next = 0;
-    if (lane == 0) next = static_cast<int32_t>(gridDim.x) + atomicAdd(task.counters, 1);
-    const Item item = ItemAt(task, table, is_split, tile_rows, index);
+  uint32_t n = 0;
+  for (; index < items; ++n) {
+    const Item item = ItemAt(task, table, is_split, index);
+    if (lane == 0) state.HandOut(n, {item, is_split ? index : static_cast<int32_t>(blockIdx.x)});
     OriginWalk walk;
-    for (int32_t block = item.first_block; block < item.end_block; ++block) {
-      const BlockOrigin from = walk.At(task, item, block);
-      if (lane == 0) {
-#pragma unroll
-        for (int kind = 0; kind < 2; ++kind) {
-          const auto at = place + kind;
-          ptx::BarrierWait(state.Empty(at), at.Parity() ^ 1);
-          if (from.origin == Origin::kGathered) continue;
-          ptx::BarrierArriveExpecting(state.Full(at), Shape::kBlockBytes);
-          if (from.origin == Origin::kPage) {
-            const __nv_bfloat16* in_page =
-                task.pool +
-                ((int64_t{from.page} * task.kv_heads + item.kv_head) * 2 + kind) * (kAttentionBlock * kDim);
-            ptx::CopyBulk(state.StageAt(at), in_page, Shape::kBlockBytes, state.Full(at), ptx::kEvictNormal);
-            continue;
-          }
-          const int32_t row =
-              item.segment.first_row + (block * kAttentionBlock - item.segment.start_position);
-#pragma unroll
-          for (int tile = 0; tile < kDim / 64; ++tile) {
-            ptx::CopyTile(state.StageAt(at) + tile * Shape::kTileBytes, kind == 0 ? k_map : v_map,
-                          item.kv_head * kDim + tile * 64, row, state.Full(at), ptx::kEvictNormal);
-          }
-        }
-        if (from.origin == Origin::kGathered) ptx::BarrierArrive(state.Gather(place));
-      }
+    int32_t block = item.first_block;
+    const auto bring = [&](const BlockOrigin& from) {
+      if (lane == 0) BringBlock(task, k_map, v_map, item, block, from, policy, place, state);
+      ++block;
       place = place + 2;
+    };
+    if (!has_waited) {  // blocks that the ring has room for, as long as they are pages
+      while (block < item.end_block && block < item.first_block + Shape::kStages / 2) {
+        const BlockOrigin from = walk.At(task, item, block);
+        if (from.origin != Origin::kPage) break;
+        bring(from);
+      }
+      FollowPreviousKernel();
+      has_waited = true;
     }
+    // The next item is taken when the last blocks are asked for: earlier, and a block with a long item would
+    // keep another from those that are free.
+    int32_t next = is_counted ? -1 : items;
+    const auto take_next = [&] {
+      if (next < 0) {
+        next = items;
+        if (lane == 0) next = static_cast<int32_t>(gridDim.x) + atomicAdd(task.counters, 1);
+      }
+    };
+    while (block < item.end_block) {
+      if (block + Shape::kStages / 2 >= item.end_block) take_next();
+      bring(walk.At(task, item, block));
+    }
+    take_next();
     index = __shfl_sync(0xffffffffu, next, 0);
   }
-  if (lane == 0) {
+  if (!has_waited) FollowPreviousKernel();
+  if (lane != 0) return;
+  HandedItem none = {};
+  none.slot = -1;
+  state.HandOut(n, none);
+  if (is_counted) {
     __threadfence();
     if (atomicAdd(task.counters + 1, 1) == static_cast<int32_t>(gridDim.x) - 1) {
       task.counters[0] = 0;
@@ -192,8 +270,8 @@ __device__ __forceinline__ void PublishGathered(uint32_t barrier) {
 
 // Warps 1 to 3.
 template <int kDim>
-__device__ __forceinline__ void GatherRows(const AttentionTask& task, const ItemTable& table, bool is_split,
-                                           int32_t tile_rows, const BlockState<kDim>& state) {
+__device__ __forceinline__ void GatherRows(const AttentionTask& task, const CUtensorMap* q_map,
+                                           const BlockState<kDim>& state) {
   using Shape = WgmmaShape<kDim>;
   constexpr int kPieces = kDim / 8, kRowsAtOnce = kGatherThreads / kPieces;
   const int thread = static_cast<int>(threadIdx.x) - 32, piece = thread % kPieces,
@@ -204,23 +282,19 @@ __device__ __forceinline__ void GatherRows(const AttentionTask& task, const Item
   typename BlockState<kDim>::Place place;
   uint32_t gather_parity = 0;  // one bit for each pair of stages
   for (uint32_t n = 0;; ++n) {
-    const int32_t index = state.TakeItem(n);
-    if (index < 0) break;
-    const Item item = ItemAt(task, table, is_split, tile_rows, index);
-    ptx::BarrierWait(ptx::SharedAddress(&state.barriers->queries_empty), n % 2 ^ 1);
-    // Rows beyond the item's hold anything: nobody reads what becomes of them.
-    int32_t token = item.Token(lane_row), in_group = (item.first_row + lane_row) % task.group;
-#pragma unroll 4
-    for (int row = lane_row; row < item.rows; row += kRowsAtOnce) {
-      const __nv_bfloat16* head =
-          task.q.Row(item.segment.first_row + token) + (int64_t{item.kv_head} * task.group + in_group) * kDim;
-      ptx::CopyAsync16(state.queries + row / kGroupRows * Shape::kBlockBytes + offset(row % kGroupRows),
-                       head + piece * 8, true);
-      for (in_group += kRowsAtOnce; in_group >= task.group; in_group -= task.group) ++token;
+    const auto [item, slot] = state.TakeItem(n);
+    if (slot < 0) break;
+    if (thread == 0) {
+      // Whole tiles: rows beyond the item's hold anything, nobody reads what becomes of them.
+      const uint32_t full = ptx::SharedAddress(&state.barriers->queries_full);
+      ptx::BarrierWait(ptx::SharedAddress(&state.barriers->queries_empty), n % 2 ^ 1);
+      ptx::BarrierArriveExpecting(full, static_cast<uint32_t>(task.tile_rows.value * (kDim * 2)));
+#pragma unroll
+      for (int tile = 0; tile < kDim / 64; ++tile) {
+        CopyHeads(state.queries + tile * Shape::kQueryTileBytes, q_map, tile * 64,
+                  item.kv_head * task.group.value, item.segment.first_row + item.Token(task, 0), full);
+      }
     }
-    ptx::CopyAsyncCommit();
-    ptx::CopyAsyncWait<0>();
-    PublishGathered(ptx::SharedAddress(&state.barriers->queries_full));
 
     OriginWalk walk;
     for (int32_t block = item.first_block; block < item.end_block; ++block, place = place + 2) {
@@ -233,7 +307,7 @@ __device__ __forceinline__ void GatherRows(const AttentionTask& task, const Item
 #pragma unroll
       for (int kind = 0; kind < 2; ++kind) {
         const __nv_bfloat16* in_page =
-            task.pool + ((int64_t{max(from.page, 0)} * task.kv_heads + item.kv_head) * 2 + kind) *
+            task.pool + ((int64_t{max(from.page, 0)} * task.kv_heads.value + item.kv_head) * 2 + kind) *
                             (kAttentionBlock * kDim);
         const Bf16Rows& own = kind == 0 ? task.block_k : task.block_v;
         const uint32_t to = state.StageAt(place + kind);
@@ -291,9 +365,9 @@ struct GroupTile {
   __device__ __forceinline__ void StartScores(uint32_t queries, uint32_t keys) {
 #pragma unroll
     for (int k = 0; k < kDim / 16; ++k) {
-      const uint32_t tile = k / 4 * Shape::kTileBytes;
-      ptx::Wgmma<kAttentionBlock>::Run(scores, ptx::SwizzledOperand(queries + tile) + k % 4 * 2,
-                                       ptx::SwizzledOperand(keys + tile) + k % 4 * 2, k > 0);
+      ptx::Wgmma<kAttentionBlock>::Run(
+          scores, ptx::SwizzledOperand(queries + k / 4 * Shape::kQueryTileBytes) + k % 4 * 2,
+          ptx::SwizzledOperand(keys + k / 4 * Shape::kTileBytes) + k % 4 * 2, k > 0);
     }
     ptx::WgmmaCommit();
   }
@@ -371,10 +445,14 @@ struct GroupTile {
     if (Lane() == 0) ptx::BarrierArrive(empty);
   }
 
+  static __device__ __forceinline__ void ReleaseQueries(const BlockState<kDim>& state) {
+    Release(ptx::SharedAddress(&state.barriers->queries_empty));
+  }
+
   // Blocks [first, end), at least one, whose keys lie at `place`.
-  __device__ __forceinline__ void Run(const BlockState<kDim>& state, const MaskFree& mask_free,
-                                      float scale_log2, int32_t first, int32_t end, Place place) {
-    const uint32_t queries = state.queries + Group() * Shape::kBlockBytes;
+  __device__ __forceinline__ void Run(const BlockState<kDim>& state, const Item& item, float scale_log2,
+                                      int32_t first, int32_t end, Place place) {
+    const uint32_t queries = state.queries + Group() * (kGroupRows * 128);
     float factor[2];
     ptx::BarrierWaitEndless(state.Full(place), place.Parity());
     ptx::WgmmaFence();
@@ -382,7 +460,8 @@ struct GroupTile {
     ptx::WgmmaWait<0>();
     ptx::KeepInPlace(scores);
     Release(state.Empty(place));
-    if (!mask_free.Has(first)) Mask(first);
+    if (first + 1 == item.end_block) ReleaseQueries(state);
+    if (!item.IsMaskFree(first)) Mask(first);
     Weigh(scale_log2, factor);
     PackWeights(factor);
     for (int32_t block = first + 1; block < end; ++block, place = place + 2) {
@@ -396,7 +475,8 @@ struct GroupTile {
       ptx::WgmmaWait<1>();
       ptx::KeepInPlace(scores);
       Release(state.Empty(keys));
-      if (!mask_free.Has(block)) Mask(block);
+      if (block + 1 == item.end_block) ReleaseQueries(state);
+      if (!item.IsMaskFree(block)) Mask(block);
       Weigh(scale_log2, factor);
       ptx::WgmmaWait<0>();
       ptx::KeepInPlace(outputs);
@@ -420,31 +500,26 @@ struct GroupTile {
     }
   }
 
-  // Calls f(half, row, column, outputs[0], outputs[1]) for the pairs of neighbouring columns of the item's
-  // rows.
-  template <typename F>
-  __device__ __forceinline__ void ForPairs(int rows, const F& f) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = Row(half);
-      if (row >= rows) continue;
-#pragma unroll
-      for (int j = 0; j < kDim / 8; ++j) {
-        f(half, row, 8 * j + Lane() % 4 * 2, outputs[4 * j + 2 * half], outputs[4 * j + 2 * half + 1]);
-      }
-    }
+  // The thread's outputs of columns 16 i .. 16 i + 15, as they lie in a slot.
+  __device__ __forceinline__ float4 Part(int i, int half) const {
+    return make_float4(outputs[8 * i + 2 * half], outputs[8 * i + 2 * half + 1],
+                       outputs[8 * i + 4 + 2 * half], outputs[8 * i + 5 + 2 * half]);
+  }
+  // Where Part(0, half) lies; every further part 128 floats behind.
+  static __device__ __forceinline__ float4* PartsOf(float* slot, int half) {
+    return reinterpret_cast<float4*>(slot + SlotOutput<kDim>(Row(half), Lane() % 4 * 2));
   }
 
-  __device__ __forceinline__ void WritePartial(float* slot, int rows, int32_t tile_rows) {
-    ForPairs(rows, [&](int, int row, int column, float first, float second) {
-      *reinterpret_cast<float2*>(slot + row * kDim + column) = make_float2(first, second);
-    });
-    if (Lane() % 4 != 0) return;
+  __device__ __forceinline__ void WritePartial(float* slot, int rows, int32_t tile_rows) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (Row(half) >= rows) continue;
-      slot[tile_rows * kDim + Row(half)] = maximum[half];
-      slot[tile_rows * (kDim + 1) + Row(half)] = sum[half];
+      float4* parts = PartsOf(slot, half);
+#pragma unroll
+      for (int i = 0; i < kDim / 16; ++i) parts[32 * i] = Part(i, half);
+      if (Lane() % 4 != 0) continue;
+      slot[SlotMaximum<kDim>(tile_rows, Row(half))] = maximum[half];
+      slot[SlotSum<kDim>(tile_rows, Row(half))] = sum[half];
     }
   }
 
@@ -462,20 +537,21 @@ struct GroupTile {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (Row(half) >= rows) continue;
-      float* row = slot + Row(half) * kDim + Lane() % 4 * 2;
+      float4* parts = PartsOf(slot, half);
       const MergeFactors& f = factors[half];
 #pragma unroll
-      for (int j = 0; j < kDim / 8; j += 4) {
-        float2 before[4] = {};
+      for (int i = 0; i < kDim / 16; i += 4) {
+        float4 before[4] = {};
         if (!is_first) {
 #pragma unroll
-          for (int i = 0; i < 4; ++i) before[i] = *reinterpret_cast<const float2*>(row + 8 * (j + i));
+          for (int j = 0; j < 4; ++j) before[j] = parts[32 * (i + j)];
         }
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float* own = &outputs[4 * (j + i) + 2 * half];
-          *reinterpret_cast<float2*>(row + 8 * (j + i)) = make_float2(
-              fmaf(own[0], f.take, before[i].x * f.keep), fmaf(own[1], f.take, before[i].y * f.keep));
+        for (int j = 0; j < 4; ++j) {
+          const float4 own = Part(i + j, half);
+          parts[32 * (i + j)] = make_float4(
+              fmaf(own.x, f.take, before[j].x * f.keep), fmaf(own.y, f.take, before[j].y * f.keep),
+              fmaf(own.z, f.take, before[j].z * f.keep), fmaf(own.w, f.take, before[j].w * f.keep));
         }
         asm volatile("" ::: "memory");
       }
@@ -487,8 +563,8 @@ struct GroupTile {
     for (int half = 0; half < 2; ++half) {
       const int row = Row(half);
       if (row >= item.rows) continue;
-      const int64_t to = item.segment.first_row + item.Token(row);
-      const int32_t head = item.Head(row);
+      const int64_t to = item.segment.first_row + item.Token(task, row);
+      const int32_t head = item.Head(task, row);
 #pragma unroll
       for (int j = 0; j < kDim / 8; ++j) {
         WriteRow(task, to, head, 8 * j + Lane() % 4 * 2, Normalized(outputs[4 * j + 2 * half], sum[half]),
@@ -501,57 +577,57 @@ struct GroupTile {
 // The outputs of an item whose splits have been merged into `slot`; the same thread has written what it
 // reads.
 template <int kDim>
-__device__ __forceinline__ void WriteMerged(const AttentionTask& task, const Item& item, const float* slot,
+__device__ __forceinline__ void WriteMerged(const AttentionTask& task, const Item& item, float* slot,
                                             const float (&sum)[2]) {
   using Tile = GroupTile<kDim>;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = Tile::Row(half);
     if (row >= item.rows) continue;
-    const int64_t to = item.segment.first_row + item.Token(row);
-    const int32_t head = item.Head(row);
+    const int64_t to = item.segment.first_row + item.Token(task, row);
+    const int32_t head = item.Head(task, row);
+    const float4* parts = Tile::PartsOf(slot, half);
 #pragma unroll 4
-    for (int column = Tile::Lane() % 4 * 2; column < kDim; column += 8) {
-      const float2 pair = *reinterpret_cast<const float2*>(slot + row * kDim + column);
-      WriteRow(task, to, head, column, Normalized(pair.x, sum[half]), Normalized(pair.y, sum[half]));
+    for (int i = 0; i < kDim / 16; ++i) {
+      const float4 part = parts[32 * i];
+      const int column = 16 * i + Tile::Lane() % 4 * 2;
+      WriteRow(task, to, head, column, Normalized(part.x, sum[half]), Normalized(part.y, sum[half]));
+      WriteRow(task, to, head, column + 8, Normalized(part.z, sum[half]), Normalized(part.w, sum[half]));
     }
   }
 }
 
 template <int kDim>
-__device__ __forceinline__ void Compute(const AttentionTask& task, const ItemTable& table, bool is_split,
-                                        int32_t tile_rows, const BlockState<kDim>& state) {
+__device__ __forceinline__ void Compute(const AttentionTask& task, const BlockState<kDim>& state) {
   using Tile = GroupTile<kDim>;
   typename BlockState<kDim>::Place place;
   for (uint32_t n = 0;; ++n) {
-    const int32_t index = state.TakeItem(n);
-    if (index < 0) break;
-    const Item item = ItemAt(task, table, is_split, tile_rows, index);
+    const HandedItem handed = state.TakeItem(n);
+    if (handed.slot < 0) break;
+    const Item& item = handed.item;
     const int32_t blocks = item.end_block - item.first_block;
     ptx::BarrierWaitEndless(ptx::SharedAddress(&state.barriers->queries_full), n % 2);
-    if (Tile::Group() * kGroupRows >= item.rows) {  // nothing to do but to let the ring go on
-      for (int32_t i = 0; i < 2 * blocks; ++i, place = place + 1) {
+    if (blocks <= 0 || Tile::Group() * kGroupRows >= item.rows) {
+      Tile::ReleaseQueries(state);
+      for (int32_t i = 0; i < 2 * blocks; ++i, place = place + 1) {  // the ring goes on
         ptx::BarrierWaitEndless(state.Full(place), place.Parity());
         Tile::Release(state.Empty(place));
       }
-      Tile::Release(ptx::SharedAddress(&state.barriers->queries_empty));
-      continue;
+      if (Tile::Group() * kGroupRows >= item.rows) continue;
     }
-    const MaskFree mask_free(task, item);
     Tile tile;
     tile.Clear();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int32_t position = item.Position(Tile::Row(half));
+      const int32_t position = item.Position(task, Tile::Row(half));
       tile.visible[half] = VisibleKeys(task, item.segment, item.context_start, position, position);
     }
-    float* slot = task.workspace +
-                  int64_t{is_split ? index : static_cast<int32_t>(blockIdx.x)} * tile_rows * (kDim + 2);
+    float* slot = task.workspace + handed.slot * SlotFloats<kDim>(task.tile_rows.value);
     float total_maximum[2] = {}, total_sum[2] = {};
     bool is_first = true;
     for (int32_t block = item.first_block; block < item.end_block;) {
       const int32_t end = min(item.end_block, task.schedule.FirstBlock(task.schedule.SplitOf(block) + 1));
-      tile.Run(state, mask_free, task.scale_log2, block, end, place);
+      tile.Run(state, item, task.scale_log2, block, end, place);
       place = place + static_cast<uint32_t>(2 * (end - block));
       block = end;
       const bool is_last = block == item.end_block;
@@ -560,63 +636,59 @@ __device__ __forceinline__ void Compute(const AttentionTask& task, const ItemTab
       is_first = false;
       if (!is_last) tile.Clear();
     }
-    Tile::Release(ptx::SharedAddress(&state.barriers->queries_empty));
-    if (item.is_final) {
-      if (is_first) {
-        tile.WriteOutputs(task, item);
-      } else {
-        WriteMerged<kDim>(task, item, slot, total_sum);
-      }
+    if (!item.is_final) {
+      tile.WritePartial(slot, item.rows, task.tile_rows.value);
+    } else if (is_first) {
+      tile.WriteOutputs(task, item);
     } else {
-      tile.WritePartial(slot, item.rows, tile_rows);
+      WriteMerged<kDim>(task, item, slot, total_sum);
     }
   }
 }
 
 template <int kDim>
 __global__ void __launch_bounds__(kWgmmaThreads, 1)
-    WgmmaAttentionKernel(const __grid_constant__ CUtensorMap k_map, const __grid_constant__ CUtensorMap v_map,
-                         const AttentionTask task, int32_t tile_rows) {
+    WgmmaAttentionKernel(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap k_map,
+                         const __grid_constant__ CUtensorMap v_map, const AttentionTask task) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   using Shape = WgmmaShape<kDim>;
   extern __shared__ uint8_t shared_memory[];
   __shared__ ItemTable table;
   __shared__ Barriers<Shape::kStages> barriers;
-  __shared__ int32_t item_of[2];
-  LetNextKernelStart();
+  __shared__ SharedRoom<HandedItem> handed[2];
   const uint32_t shared = (ptx::SharedAddress(shared_memory) + 1023u) & ~1023u;
-  const BlockState<kDim> state = {shared, shared + kGroups * Shape::kBlockBytes, &barriers, item_of};
+  const BlockState<kDim> state = {shared, shared + Shape::kQueryBytes, &barriers, handed};
   if (threadIdx.x == 0) {
+    ptx::PrefetchTensorMap(&q_map);
     ptx::PrefetchTensorMap(&k_map);
     ptx::PrefetchTensorMap(&v_map);
     for (int i = 0; i < Shape::kStages; ++i) {
       ptx::BarrierInit(ptx::SharedAddress(&barriers.full[i]), 1);
-      ptx::BarrierInit(ptx::SharedAddress(&barriers.empty[i]), kConsumerWarps);
+      ptx::BarrierInit(ptx::SharedAddress(&barriers.empty[i]), ConsumerWarps());
     }
     for (int i = 0; i < Shape::kStages / 2; ++i) ptx::BarrierInit(ptx::SharedAddress(&barriers.gather[i]), 1);
     ptx::BarrierInit(ptx::SharedAddress(&barriers.queries_full), 1);
-    ptx::BarrierInit(ptx::SharedAddress(&barriers.queries_empty), kConsumerWarps);
+    ptx::BarrierInit(ptx::SharedAddress(&barriers.queries_empty), ConsumerWarps());
     for (int i = 0; i < 2; ++i) {
       ptx::BarrierInit(ptx::SharedAddress(&barriers.item_full[i]), 1);
-      ptx::BarrierInit(ptx::SharedAddress(&barriers.item_empty[i]), kConsumerWarps + kGatherThreads / 32);
+      ptx::BarrierInit(ptx::SharedAddress(&barriers.item_empty[i]), ConsumerWarps() + kGatherThreads / 32);
     }
     ptx::BarrierInitFence();
   }
-  WaitForPreviousKernel();
-  BuildItemTable(task, tile_rows, table);  // and a barrier
-  const bool is_split = IsSplit(task, table);
-  const int32_t items = is_split ? table.of_splits[task.segment_count] : table.of_tiles[task.segment_count];
+  __syncthreads();
   // The same for a whole warp, in a way that the compiler sees.
   if (__shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kGroupThreads, 0) == 0) {
-    ptx::GiveRegisters<40>();
+    ptx::GiveRegisters<56>();
     if (threadIdx.x < 32) {
-      CopyBlocks<kDim>(task, &k_map, &v_map, table, is_split, items, tile_rows, state);
+      CopyBlocks<kDim>(task, &k_map, &v_map, table, state);
     } else {
-      GatherRows<kDim>(task, table, is_split, tile_rows, state);
+      FollowPreviousKernel();
+      GatherRows<kDim>(task, &q_map, state);
     }
   } else {
-    ptx::TakeRegisters<232>();
-    Compute<kDim>(task, table, is_split, tile_rows, state);
+    ptx::TakeRegisters<224>();
+    FollowPreviousKernel();
+    Compute<kDim>(task, state);
   }
 #endif
 }
@@ -624,29 +696,32 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
 }  // namespace
 
 template <int kDim>
-cudaError_t LaunchWgmmaAttention(AttentionTask task, int32_t tile_rows, int64_t items, int64_t rows,
+cudaError_t LaunchWgmmaAttention(AttentionTask task, int32_t tile_tokens, int64_t items, ConstMatrixView q,
                                  ConstMatrixView block_k, ConstMatrixView block_v,
                                  const CudaContext& context) {
   using Shape = WgmmaShape<kDim>;
   const auto kernel = WgmmaAttentionKernel<kDim>;
   const int64_t blocks = std::min<int64_t>(items, context.multiprocessors);
-  const int64_t slots =
-      kWorkspaceBytes / (int64_t{tile_rows} * (kDim + 2) * static_cast<int64_t>(sizeof(float)));
+  const int32_t tile_rows = task.tile_rows.value;
+  const int64_t slots = kWorkspaceBytes / (SlotFloats<kDim>(tile_rows) * static_cast<int64_t>(sizeof(float)));
   if (slots < blocks) return cudaErrorNotSupported;
   task.slots = static_cast<int32_t>(slots);
   // Set at every call: it belongs to the device, and costs less than remembering where it has been set.
   cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::kSharedBytes);
   if (error != cudaSuccess) return error;
-  CUtensorMap k_map, v_map;
-  error = MakeRowsTensorMap(block_k, kAttentionBlock, BoxLayout::kSwizzled, &k_map);
+  CUtensorMap q_map, k_map, v_map;
+  error = MakeHeadsTensorMap(q, kDim, task.group.value, tile_tokens, &q_map);
+  if (error == cudaSuccess) error = MakeRowsTensorMap(block_k, kAttentionBlock, BoxLayout::kSwizzled, &k_map);
   if (error == cudaSuccess) error = MakeRowsTensorMap(block_v, kAttentionBlock, BoxLayout::kSwizzled, &v_map);
   if (error != cudaSuccess) return error;
-  const LaunchShape shape = {
-      .grid = Grid(blocks), .block = dim3(kWgmmaThreads), .shared_bytes = Shape::kSharedBytes};
-  error = Launch(context, shape, kernel, k_map, v_map, task, tile_rows);
+  const int groups = tile_rows > kGroupRows ? kGroups : 1;
+  const LaunchShape shape = {.grid = Grid(blocks),
+                             .block = dim3(static_cast<unsigned>((1 + groups) * kGroupThreads)),
+                             .shared_bytes = Shape::kSharedBytes};
+  error = Launch(context, shape, kernel, q_map, k_map, v_map, task);
   if (error != cudaSuccess || !task.may_split) return error;
-  return LaunchMerge<kDim>(task, tile_rows, rows, context);
+  return LaunchMerge<kDim>(task, q.rows, context);
 }
 
 }  // namespace dflash

@@ -1,6 +1,6 @@
 #include "kernels/attention/attention_wgmma.cuh"
 
 namespace dflash {
-template cudaError_t LaunchWgmmaAttention<256>(AttentionTask, int32_t, int64_t, int64_t, ConstMatrixView,
-                                               ConstMatrixView, const CudaContext&);
+template cudaError_t LaunchWgmmaAttention<256>(AttentionTask, int32_t, int64_t, ConstMatrixView,
+                                               ConstMatrixView, ConstMatrixView, const CudaContext&);
 }  // namespace dflash

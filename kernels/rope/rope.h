@@ -28,7 +28,8 @@ struct RopeShape {
 absl::Status ApplyRope(MatrixView x, const RopeShape& shape, SegmentList segments, const Stream& stream);
 
 // RmsNorm of every head of q and of k in place, then ApplyRope: the bits of the four calls. q_weight,
-// k_weight: as of RmsNorm, one group per head. q may have no columns.
+// k_weight: as of RmsNorm, one group per head. q may have no columns. What is enqueued after it may rely on
+// everything enqueued before it (ContextWritten in kernels/attention/attention.h).
 absl::Status NormAndRope(MatrixView q, ConstMatrixView q_weight, MatrixView k, ConstMatrixView k_weight,
                          NormWeight weight, float eps, const RopeShape& shape, SegmentList segments,
                          const Stream& stream);

@@ -30,8 +30,8 @@ __device__ __forceinline__ void RotationOf(int32_t position, float frequency, fl
 // Block = row: the row's cosines and sines once, then all its heads.
 __global__ void RopeKernel(Bf16Rows x, int64_t heads, int64_t head_dim, int pairs, Frequencies frequencies,
                            const Segment* segments, int64_t segment_count) {
-  LetNextKernelStart();
   WaitForPreviousKernel();
+  LetNextKernelStart();  // what was before this kernel is complete: attention relies on it
   const int32_t index = SegmentOfRow(segments, segment_count, blockIdx.x);
   if (index < 0) return;
   const int32_t position =
@@ -70,7 +70,6 @@ template <int kTeam>
 __global__ void __launch_bounds__(kHeadThreads) NormRopeKernel(const NormRopeTask task) {
   constexpr int kTeams = kHeadThreads / kTeam;
   __shared__ float cosines[kMaxPairs], sines[kMaxPairs];
-  LetNextKernelStart();
   const int member = static_cast<int>(threadIdx.x) % kTeam;
   const int32_t heads = task.q_heads + task.k_heads;
   int32_t head = static_cast<int32_t>(blockIdx.x) * kTeams + static_cast<int32_t>(threadIdx.x) / kTeam;
@@ -82,6 +81,7 @@ __global__ void __launch_bounds__(kHeadThreads) NormRopeKernel(const NormRopeTas
 #pragma unroll
   for (int i = 0; i < kChunk; ++i) weights[i] = w.At(0, member * kChunk + i);
   WaitForPreviousKernel();
+  LetNextKernelStart();  // as above
   __nv_bfloat16* x = (is_q ? task.q.Row(blockIdx.y) + int64_t{head} * (kTeam * kChunk)
                            : task.k.Row(blockIdx.y) + int64_t{head - task.q_heads} * (kTeam * kChunk)) +
                      member * kChunk;

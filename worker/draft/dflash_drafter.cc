@@ -286,7 +286,8 @@ absl::Status DFlashDrafter::Impl::RunLayer(size_t layer, SegmentList segments, M
   DFLASH_RETURN_IF_ERROR(Observe(DraftStage::kValue, layer, v));
   const float scale = 1.0f / std::sqrt(static_cast<float>(config.head_dim));
   DFLASH_RETURN_IF_ERROR(Attention(q, k, v, segments, table->context_starts(), table->page_table(),
-                                   Pool(layer), Mask(layer), scale, Phase::kVerify, attended, *stream));
+                                   Pool(layer), Mask(layer), scale, Phase::kVerify, attended, *stream,
+                                   ContextWritten::kBeforeLastNormAndRope));
   DFLASH_RETURN_IF_ERROR(Observe(DraftStage::kAttended, layer, attended));
   DFLASH_RETURN_IF_ERROR(Linear(attended, w.out, linear_phase, delta, *stream));
   DFLASH_RETURN_IF_ERROR(AddNorm(h, delta, w.post_attention_norm, x));

@@ -8,6 +8,7 @@
 #include "kernels/attention/attention.h"
 #include "kernels/bench/cuda/bench.h"
 #include "kernels/gated_delta_net/gated_delta_net.h"
+#include "kernels/rope/rope.h"
 
 namespace dflash::bench {
 namespace {
@@ -36,15 +37,28 @@ void AttentionStep(const AttentionCase& c, int64_t sequences, int64_t rows, int6
   const PageTable table = {pages.As<int32_t>(), sequences, pages_per_slot};
   const Matrix q = Noise(T, c.heads * c.dim, stream), k = Noise(T, c.kv_heads * c.dim, stream),
                v = Noise(T, c.kv_heads * c.dim, stream), out = Noise(T, c.heads * c.dim, stream);
-  const Microseconds time = TimeReplays(stream, [&] {
-    absl::Status status;
-    for (const Buffer& layer : memory) {
-      pool.data = layer.data();
-      status.Update(Attention(q.view(), k.view(), v.view(), {segments.As<Segment>(), sequences}, nullptr,
-                              table, pool, c.mask, 0.0625f, c.phase, out.view(), stream));
-    }
-    return status;
-  });
+  const Matrix norm = Noise(1, c.dim, stream);
+  const SegmentList list = {segments.As<Segment>(), sequences};
+  // Alone, and where it stands in a step, behind norm and rope.
+  const auto time_of = [&](bool with_rope, bool with_attention) {
+    return TimeReplays(stream, [&] {
+      absl::Status status;
+      for (const Buffer& layer : memory) {
+        pool.data = layer.data();
+        if (with_rope) {
+          status.Update(NormAndRope(q.view(), norm.view(), k.view(), norm.view(), NormWeight::kOnePlus, 1e-6f,
+                                    {c.dim, 64, 1e7}, list, stream));
+        }
+        if (!with_attention) continue;
+        status.Update(Attention(
+            q.view(), k.view(), v.view(), list, nullptr, table, pool, c.mask, 0.0625f, c.phase, out.view(),
+            stream, with_rope ? ContextWritten::kBeforeLastNormAndRope : ContextWritten::kAnyTime));
+      }
+      return status;
+    });
+  };
+  const Microseconds time = time_of(false, true);
+  const double in_place = time_of(true, true).median - time_of(true, false).median;
   Record(std::string("attention, ") + c.name + ", " + std::to_string(c.layers) + " layers, " +
              std::to_string(sequences) + " x " + std::to_string(rows) + " rows at " + std::to_string(context),
          time);
@@ -56,13 +70,12 @@ void AttentionStep(const AttentionCase& c, int64_t sequences, int64_t rows, int6
   const double bytes = read * static_cast<double>(sequences * c.layers * c.kv_heads * c.dim * 4);
   const double flop = seen * static_cast<double>(T * c.layers * c.heads * c.dim * 4);
   std::printf(
-      "  %-10s %2lld x %4lld rows at %6lld: %9.1f us [%.1f %.1f], %6.2f a layer, %5.2f TB/s (%3.0f%% of "
-      "read),"
-      " %4.0f TFLOP/s\n",
+      "  %-10s %2lld x %4lld rows at %6lld: %9.1f us [%.1f %.1f], %6.2f a layer, %6.2f behind norm and rope, "
+      "%5.2f TB/s (%3.0f%% of read), %4.0f TFLOP/s\n",
       c.name, static_cast<long long>(sequences), static_cast<long long>(rows),
       static_cast<long long>(context), time.median, time.low, time.high,
-      time.median / static_cast<double>(c.layers), bytes / time.median * 1e-6,
-      100 * bytes / time.median * 1e6 / ceilings.read, flop / time.median * 1e-6);
+      time.median / static_cast<double>(c.layers), in_place / static_cast<double>(c.layers),
+      bytes / time.median * 1e-6, 100 * bytes / time.median * 1e6 / ceilings.read, flop / time.median * 1e-6);
   std::fflush(stdout);
 }
 
@@ -184,6 +197,7 @@ void RunSequences(const Stream& stream, const Ceilings& ceilings) {
   }
   AttentionStep(target, 8, 16, 1024, stream, ceilings);
   AttentionStep(target, 8, 16, 8192, stream, ceilings);
+  AttentionStep(target, 16, 8, 1024, stream, ceilings);
   AttentionStep(target, 1, 64, 1024, stream, ceilings);
   AttentionStep({"draft win", 32, 8, 128, 4, {true, 2048}}, 1, 16, 8192, stream, ceilings);
   for (int64_t context : {1024, 32768}) {

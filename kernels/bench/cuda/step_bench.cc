@@ -110,8 +110,10 @@ class Step {
         }
         if ((left & kAttentions) == 0) {
           pool_.data = memory;
-          status.Update(Attention(q, k, v, list, nullptr, {pages_.As<int32_t>(), sequences_, pages_per_slot_},
-                                  pool_, {}, 0.0625f, Phase::kVerify, mixed_.view(), stream_));
+          status.Update(Attention(
+              q, k, v, list, nullptr, {pages_.As<int32_t>(), sequences_, pages_per_slot_}, pool_, {}, 0.0625f,
+              Phase::kVerify, mixed_.view(), stream_,
+              (left & kHeadNorms) == 0 ? ContextWritten::kBeforeLastNormAndRope : ContextWritten::kAnyTime));
         }
         if ((left & kHeadNorms) == 0) {
           status.Update(SigmoidGate(mixed_.view(), wide_.view().Cols(kQ, kQ), stream_));

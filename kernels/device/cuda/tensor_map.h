@@ -16,4 +16,10 @@ enum class BoxLayout { kPlain, kSwizzled };
 // value as a __grid_constant__ parameter.
 cudaError_t MakeRowsTensorMap(ConstMatrixView matrix, int box_rows, BoxLayout layout, CUtensorMap* map);
 
+// The same for rows of `heads` heads of head_dim columns: boxes of `box_rows` rows x `box_heads` heads (at
+// most 256 each) x 64 columns, the heads of a row one after another, swizzled. Coordinates: column, head,
+// row.
+cudaError_t MakeHeadsTensorMap(ConstMatrixView matrix, int64_t head_dim, int box_heads, int box_rows,
+                               CUtensorMap* map);
+
 }  // namespace dflash
