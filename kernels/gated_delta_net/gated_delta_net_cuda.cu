@@ -47,9 +47,11 @@ DeltaTask TaskOf(const GatedDeltaNetShape& shape, const GatedDeltaNetInput& inpu
   return task;
 }
 
+bool IsAligned(const void* data, int64_t bytes) {
+  return reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(bytes) == 0;
+}
 bool AlignedTo(ConstMatrixView view, int64_t bytes) {
-  return reinterpret_cast<uintptr_t>(view.data) % static_cast<uintptr_t>(bytes) == 0 &&
-         view.row_stride * SizeOf(view.dtype) % bytes == 0;
+  return IsAligned(view.data, bytes) && view.row_stride * SizeOf(view.dtype) % bytes == 0;
 }
 
 // Lays out the workspace of a verification and decides what may be read in pieces.
@@ -71,9 +73,8 @@ absl::Status PlanVerify(const char* operation, const GatedDeltaNetShape& shape, 
   task.inputs_vectorized =
       IsVectorized(qkv) && shape.key_dim % kChunk == 0 && AlignedTo(v, 16) && v.cols % kChunk == 0;
   task.floats_aligned = shape.key_dim % 4 == 0 && shape.RecordFloats() % 4 == 0 &&
-                        reinterpret_cast<uintptr_t>(state.records) % 16 == 0 &&
-                        reinterpret_cast<uintptr_t>(state.states) % 8 == 0 && shape.value_dim % kChunk == 0 &&
-                        AlignedTo(v, 16);
+                        IsAligned(state.records, 16) && IsAligned(state.states, 8) &&
+                        shape.value_dim % kChunk == 0 && AlignedTo(v, 16);
   return absl::OkStatus();
 }
 
@@ -91,7 +92,7 @@ absl::Status GatedDeltaNetVerify(const GatedDeltaNetShape& shape, const GatedDel
       PlanVerify("GatedDeltaNetVerify", shape, input.qkv, v, state, pending, context, task));
   DFLASH_RETURN_IF_ERROR(
       CudaStatus(LaunchDeltaPrepare(task, input.qkv.rows, context), "GatedDeltaNetVerify"));
-  return CudaStatus(LaunchDeltaVerify(task, segments.count, false, context), "GatedDeltaNetVerify");
+  return CudaStatus(LaunchDeltaVerify(task, segments.count, context), "GatedDeltaNetVerify");
 }
 
 absl::Status GatedDeltaNetMixerVerify(const GatedDeltaNetShape& shape, const GatedDeltaNetInput& input,
@@ -111,24 +112,28 @@ absl::Status GatedDeltaNetMixerVerify(const GatedDeltaNetShape& shape, const Gat
   if (segments.count == 0 || input.qkv.rows == 0) return absl::OkStatus();
   const CudaContext& context = CudaOf(stream);
   DeltaTask task = TaskOf(shape, input, segments, state, o);
-  const ConstMatrixView v = convolved.Cols(2 * task.KeyCols(), shape.value_heads * shape.value_dim);
-  DFLASH_RETURN_IF_ERROR(PlanVerify(kName, shape, input.qkv, v, state, pending, context, task));
+  task.pending_buffer = pending.buffer;
+  task.pending_count = pending.count;
   task.conv_taps = static_cast<int32_t>(conv.taps);
   task.conv_weight = ParametersOf(around.conv_weight);
-  const bool dense = around.conv_weight.dtype == DType::kBf16 && around.conv_weight.row_stride == conv.taps &&
-                     reinterpret_cast<uintptr_t>(around.conv_weight.data) % 16 == 0;
   task.conv_state = {static_cast<__nv_bfloat16*>(conv.data), conv.channels};
-  task.inputs_vectorized = task.inputs_vectorized && dense && conv.channels % kChunk == 0 &&
-                           reinterpret_cast<uintptr_t>(conv.data) % 16 == 0;
+  const bool dense = around.conv_weight.dtype == DType::kBf16 && around.conv_weight.row_stride == conv.taps &&
+                     IsAligned(around.conv_weight.data, 16);
+  if (context.compute_capability == 90 && shape.key_dim == 128 && shape.value_dim == 128 && dense &&
+      shape.RecordFloats() % 4 == 0 && IsAligned(state.records, 16) && IsAligned(state.states, 16) &&
+      AlignedTo(input.qkv, 8) && IsAligned(conv.data, 8) && AlignedTo(around.z, 8) && AlignedTo(o, 8)) {
+    task.norm_weight = ParametersOf(around.norm_weight);
+    task.z = Bf16RowsOf(around.z);
+    task.norm_is_silu = around.gate == GateActivation::kSilu;
+    task.norm_eps = around.eps;
+    return CudaStatus(LaunchDeltaMixer(task, segments.count, context), kName);
+  }
+  const ConstMatrixView v = convolved.Cols(2 * task.KeyCols(), shape.value_heads * shape.value_dim);
+  DFLASH_RETURN_IF_ERROR(PlanVerify(kName, shape, input.qkv, v, state, pending, context, task));
+  task.inputs_vectorized =
+      task.inputs_vectorized && dense && conv.channels % kChunk == 0 && IsAligned(conv.data, 16);
   DFLASH_RETURN_IF_ERROR(CudaStatus(LaunchDeltaPrepare(task, input.qkv.rows, context), kName));
-  const bool with_norm = context.compute_capability == 90 && shape.value_dim == 128 && task.floats_aligned &&
-                         shape.key_dim == kMaxKeyDim && AlignedTo(around.z, 8) && AlignedTo(o, 8);
-  task.norm_weight = ParametersOf(around.norm_weight);
-  task.z = Bf16RowsOf(around.z);
-  task.norm_is_silu = around.gate == GateActivation::kSilu;
-  task.norm_eps = around.eps;
-  DFLASH_RETURN_IF_ERROR(CudaStatus(LaunchDeltaVerify(task, segments.count, with_norm, context), kName));
-  if (with_norm) return absl::OkStatus();
+  DFLASH_RETURN_IF_ERROR(CudaStatus(LaunchDeltaVerify(task, segments.count, context), kName));
   return GatedRmsNorm(o, around.norm_weight, around.z, around.gate, around.eps, o, stream);
 }
 
@@ -149,7 +154,7 @@ absl::Status GatedDeltaNetFold(const GatedDeltaNetShape& shape, const int32_t* s
   task.fold_slots = slots;
   task.pending_buffer = pending.buffer;
   task.pending_count = pending.count;
-  return CudaStatus(LaunchDeltaVerify(task, slot_count, false, CudaOf(stream)), "GatedDeltaNetFold");
+  return CudaStatus(LaunchDeltaVerify(task, slot_count, CudaOf(stream)), "GatedDeltaNetFold");
 }
 
 }  // namespace dflash::backend

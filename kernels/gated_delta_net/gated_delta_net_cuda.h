@@ -46,7 +46,7 @@ struct DeltaTask {
   bool inputs_vectorized;
   bool floats_aligned;  // heads of records, q and v are whole pieces of 16 bytes, pairs in states of 8
 
-  // Norm behind it, when the kernel is told so.
+  // Norm behind it: LaunchDeltaMixer alone.
   Parameters norm_weight;
   Bf16Rows z;
   bool norm_is_silu;
@@ -65,10 +65,13 @@ constexpr int64_t DeltaScratchFloats(int64_t rows, int64_t key_cols, int64_t key
 cudaError_t LaunchDeltaPrepare(const DeltaTask& task, int64_t rows, const CudaContext& context);
 
 // Second half, right behind the first; or the fold of `count` slots when task.fold_slots is set. `count`
-// segments or slots. With the norm: value_dim = 128, floats_aligned, o and z in whole pieces of 8 bytes,
-// compute capability 9.0.
-cudaError_t LaunchDeltaVerify(const DeltaTask& task, int64_t count, bool with_norm,
-                              const CudaContext& context);
+// segments or slots.
+cudaError_t LaunchDeltaVerify(const DeltaTask& task, int64_t count, const CudaContext& context);
+
+// Both halves with the convolution of four taps before and the norm behind them, nothing in the workspace.
+// key_dim = value_dim = 128, conv_weight as inputs_vectorized says, heads of states and records at multiples
+// of 16 bytes, of qkv, conv_state, z and o of 8; compute capability 9.0.
+cudaError_t LaunchDeltaMixer(const DeltaTask& task, int64_t count, const CudaContext& context);
 
 // `rows`: of the step.
 cudaError_t LaunchDeltaPrefill(const DeltaTask& task, int64_t rows, const CudaContext& context);

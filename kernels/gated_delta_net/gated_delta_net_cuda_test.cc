@@ -226,6 +226,94 @@ TEST_F(GatedDeltaNetCudaTest, PrefillReplaysWithOtherSegments) {
   EXPECT_TRUE(o.GuardsIntact());
 }
 
+// One kernel does a layer's whole mixer for many sequences. A sequence's outputs, state and records are those
+// that it has alone, and its first rows those of a shorter segment. One to four heads share a key head, or
+// more than a cluster holds.
+TEST_F(GatedDeltaNetCudaTest, MixerOfManySequencesEqualsEachAlone) {
+  for (const GatedDeltaNetShape& shape :
+       {kTarget, GatedDeltaNetShape{4, 4, 128, 128}, GatedDeltaNetShape{2, 4, 128, 128},
+        GatedDeltaNetShape{1, 4, 128, 128}, GatedDeltaNetShape{4, 20, 128, 128}}) {
+    SCOPED_TRACE(testing::Message() << shape.value_heads << " heads on " << shape.key_heads);
+    constexpr int32_t kSlots = 12, kMaxRows = 20;
+    std::vector<Segment> segments;
+    std::vector<int32_t> buffer, count;
+    int32_t rows = 0;
+    for (int32_t i = 0; i < kSlots; ++i) {
+      const int32_t row_count = i == 5 ? 0 : 1 + i * 7 % kMaxRows;
+      segments.push_back({i * 5 % kSlots, rows, row_count, 100});
+      rows += row_count;
+      buffer.push_back(i % 2);
+      count.push_back(i * 11 % (kMaxRows + 1));
+    }
+    const Sequence s(shape, rows, 14, stream_);
+    const int64_t channels = shape.QkvCols(), cols = shape.value_heads * shape.value_dim;
+    const auto activations = [&](int64_t r, int64_t c, uint32_t seed) {
+      return DeviceMatrix::Activations(RandomMatrix<float>(r, c, seed, -1, 1), stream_, 0);
+    };
+    const DeviceMatrix qkv = DeviceMatrix::Activations(s.qkv, stream_, 0),
+                       beta = DeviceMatrix::Activations(s.beta, stream_, 0),
+                       decay = DeviceMatrix::Activations(s.decay, stream_, 0);
+    const DeviceMatrix conv_weight = activations(channels, 4, 80), z = activations(rows, cols, 81);
+    const DeviceMatrix norm_weight = activations(1, shape.value_dim, 82),
+                       history = activations(kSlots * 3, channels, 83);
+    DeviceArray<float> a_log(s.a_log.values, stream_), dt_bias(s.dt_bias.values, stream_);
+    DeviceArray<int32_t> buffers(buffer, stream_), counts(count, stream_);
+    const std::vector<float> states = RandomMatrix<float>(1, kSlots * shape.StateFloats(), 84, -1, 1).values;
+    const std::vector<float> records =
+        RandomMatrix<float>(1, kSlots * 2 * kMaxRows * shape.RecordFloats(), 85, -0.25f, 0.25f).values;
+    const GatedDeltaNetInput input = {qkv.view(), beta.view(), decay.view(), a_log.data(), dt_bias.data()};
+    const GatedDeltaNetSurroundings around = {
+        conv_weight.view(),    {history.view().data, kSlots, 4, channels},
+        norm_weight.view(),    z.view(),
+        GateActivation::kSilu, 1e-6f};
+    struct Outcome {
+      HostMatrix<float> o;
+      std::vector<float> states, records;
+    };
+    // In as many calls as there are lists. Rows are taken right behind their call: what it leaves in those of
+    // nobody is not said.
+    const auto run = [&](const std::vector<std::vector<Segment>>& lists) {
+      DeviceArray<float> to_states(states, stream_), to_records(records, stream_);
+      const DeviceMatrix convolved = DeviceMatrix::Output(rows, channels, DType::kBf16, stream_),
+                         out = DeviceMatrix::Output(rows, cols, DType::kBf16, stream_, 0);
+      HostMatrix<float> o(rows, cols);
+      for (const std::vector<Segment>& list : lists) {
+        DeviceArray<Segment> device(list, stream_);
+        EXPECT_TRUE(GatedDeltaNetMixerVerify(shape, input, around, {device.data(), device.size()},
+                                             {buffers.data(), counts.data()},
+                                             {to_states.data(), to_records.data(), kSlots, kMaxRows},
+                                             convolved.view(), out.view(), stream_)
+                        .ok());
+        const HostMatrix<float> after = out.ToHost();
+        for (const Segment& segment : list) {
+          std::copy_n(after.Row(segment.first_row), segment.row_count * cols, o.Row(segment.first_row));
+        }
+      }
+      return Outcome{o, to_states.ToHost(), to_records.ToHost()};
+    };
+    const Outcome together = run({segments});
+    std::vector<std::vector<Segment>> each, shorter;
+    for (Segment segment : segments) {
+      each.push_back({segment});
+      segment.row_count = (segment.row_count + 1) / 2;
+      shorter.push_back({segment});
+    }
+    const Outcome alone = run(each), first_rows = run(shorter);
+    EXPECT_EQ(together.states, alone.states);
+    EXPECT_EQ(together.states, first_rows.states);
+    EXPECT_NE(together.states, states);
+    EXPECT_EQ(together.records, alone.records);
+    for (size_t i = 0; i < segments.size(); ++i) {
+      for (const auto& [outcome, row_count] :
+           {std::pair(&alone, segments[i].row_count), std::pair(&first_rows, shorter[i][0].row_count)}) {
+        EXPECT_TRUE(BitEqual(outcome->o.Rows(segments[i].first_row, row_count),
+                             together.o.Rows(segments[i].first_row, row_count)))
+            << i;
+      }
+    }
+  }
+}
+
 // A captured fold reads slots, counts and buffers from device memory.
 TEST_F(GatedDeltaNetCudaTest, FoldReplaysWithOtherRecords) {
   constexpr int64_t kSlots = 3, kMostRows = 16;

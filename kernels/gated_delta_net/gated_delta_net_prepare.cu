@@ -22,13 +22,18 @@ constexpr int kTeamChannels = kTeam * kChunk;
 constexpr int kTaps = 4;
 static_assert(kTeamChannels >= kMaxKeyDim);
 
-// The sum over a team, the same order in every thread.
-__device__ __forceinline__ float TeamSum(float value) {
+// The dot product of two vectors that lie over a team, in every thread: ascending over four channels, then
+// over these fours at distances 1, 2, 4, 8 and 16.
+__device__ __forceinline__ float TeamDot(const float (&a)[kChunk], const float (&b)[kChunk]) {
+  float halves[2] = {};
 #pragma unroll
-  for (int distance = kTeam / 2; distance > 0; distance /= 2) {
-    value += __shfl_xor_sync(0xffffffffu, value, distance);
+  for (int i = 0; i < kChunk; ++i) halves[i / 4] = fmaf(a[i], b[i], halves[i / 4]);
+  float sum = halves[0] + halves[1];
+#pragma unroll
+  for (int distance = 1; distance < kTeam; distance *= 2) {
+    sum += __shfl_xor_sync(0xffffffffu, sum, distance);
   }
-  return value;
+  return sum;
 }
 
 // Up to 8 channels of one row: convolved, or as they are.
@@ -185,23 +190,17 @@ __global__ void __launch_bounds__(kThreads, 2) PrepareKernel(const DeltaTask tas
   const int64_t fresh = 1 - task.pending_buffer[segment.slot];
   q.LoadHistory(task, segment, row);
   k.LoadHistory(task, segment, row);
-  float q_values[kChunk], k_values[kChunk], q_sum = 0, k_sum = 0, dot = 0;
+  float q_values[kChunk], k_values[kChunk];
   q.Compute(task, q_values);
   k.Compute(task, k_values);
-#pragma unroll
-  for (int i = 0; i < kChunk; ++i) {
-    q_sum = fmaf(q_values[i], q_values[i], q_sum);
-    k_sum = fmaf(k_values[i], k_values[i], k_sum);
-  }
-  const float q_factor = task.query_scale / sqrtf(TeamSum(q_sum) + 1e-6f);
-  const float k_factor = 1.0f / sqrtf(TeamSum(k_sum) + 1e-6f);
+  const float q_factor = task.query_scale / sqrtf(TeamDot(q_values, q_values) + 1e-6f);
+  const float k_factor = 1.0f / sqrtf(TeamDot(k_values, k_values) + 1e-6f);
 #pragma unroll
   for (int i = 0; i < kChunk; ++i) {
     q_values[i] *= q_factor;
     k_values[i] *= k_factor;
-    dot = fmaf(k_values[i], q_values[i], dot);
   }
-  dot = TeamSum(dot);
+  const float dot = TeamDot(k_values, q_values);
   if (!exists) return;
   StoreFloats(task.q + row * task.KeyCols() + at, count, q_values, task.floats_aligned);
   StoreFloats(RecordAt(task, segment.slot, fresh, inside).k + at, count, k_values, task.floats_aligned);

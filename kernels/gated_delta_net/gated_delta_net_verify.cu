@@ -1,12 +1,14 @@
-// VERIFY rows: folds pending records into the state, then runs the recurrence token after token with the
-// state in registers. q, k and the gates come from gated_delta_net_prepare.cu.
+// VERIFY rows of any shape, and the fold: folds pending records into the state, then runs the recurrence
+// token after token with the state in registers. q, k and the gates come from gated_delta_net_prepare.cu.
+// Heads of 128 x 128 in a layer have a kernel of their own, gated_delta_net_mixer.cu, with the same order of
+// sums.
 //
-//   grid    (slices of 32 value columns, value heads, segments); with the norm, the slices of a head are a
-//           cluster
+//   grid    (slices of 32 value columns, value heads, segments)
 //   block   4 warps of 8 columns each. A thread holds 2 columns of S at 4 * kParts keys: keys 32 j + 4 p .. +
-//   3,
-//           p = lane mod 8. Sums over keys: ascending in the thread, then over the 8 threads of a column pair
-//   shared  up to 16 rows at a time: q, k, v, gates; k, c and decay of up to 16 records; outputs of 16 rows
+//   3
+//           of part p = lane mod 8. Sums over keys: ascending in the thread, then over the 8 threads of a
+//           column pair at distances 1, 2, 4
+//   shared  up to 16 rows at a time: q, k, v, gates; k, c and decay of up to 16 records
 //
 // Bytes: S once in and, with records pending, once out: 2 x 64 KiB per head of 128 x 128. S and the records
 // were there before the preparing kernel, so they are read, and folded, while that still runs.
@@ -22,9 +24,6 @@ namespace {
 constexpr int kThreads = 128;
 constexpr int kSlice = 32;       // columns of a block
 constexpr int kRowsAtOnce = 16;  // in shared memory
-constexpr int kNormSlices = 4;   // of a head of 128 columns
-constexpr int kNormChunks = 16;  // the norm adds up eight columns at a time, as GatedRmsNorm does
-static_assert(kNormSlices * kSlice == kNormChunks * kChunk);
 
 template <int kParts>
 struct SharedRows {
@@ -38,10 +37,6 @@ struct SharedRecords {
   float k[kRowsAtOnce][32 * kParts];
   float c[kRowsAtOnce][kSlice];
   float decay[kRowsAtOnce];
-};
-struct SharedOutputs {
-  float o[kRowsAtOnce][kSlice];             // rounded to bf16
-  float squares[kRowsAtOnce][kNormChunks];  // of all columns of the head
 };
 
 // Where a block works.
@@ -150,14 +145,23 @@ __device__ __forceinline__ void ReadPart(const float* vector, int part, float (&
   }
 }
 
-// S <- decay S + k c'
-template <int kParts>
-__device__ __forceinline__ void Update(const float (&k)[4 * kParts], const float (&c)[2], float decay,
-                                       float (&S)[2][4 * kParts]) {
+// S <- decay S
+template <int kKeys>
+__device__ __forceinline__ void Decay(float decay, float (&S)[2][kKeys]) {
 #pragma unroll
-  for (int i = 0; i < 4 * kParts; ++i) {
+  for (int i = 0; i < kKeys; ++i) {
 #pragma unroll
-    for (int e = 0; e < 2; ++e) S[e][i] = fmaf(k[i], c[e], decay * S[e][i]);
+    for (int e = 0; e < 2; ++e) S[e][i] *= decay;
+  }
+}
+
+// S <- S + k c'
+template <int kKeys>
+__device__ __forceinline__ void Add(const float (&k)[kKeys], const float (&c)[2], float (&S)[2][kKeys]) {
+#pragma unroll
+  for (int i = 0; i < kKeys; ++i) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) S[e][i] = fmaf(k[i], c[e], S[e][i]);
   }
 }
 
@@ -204,17 +208,10 @@ struct StateSlice {
   }
 };
 
-// What a thread normalizes: 4 neighbouring columns of one of the 16 rows.
-struct NormInputs {
-  uint2 z;
-  float weight[4];
-};
-
-template <int kParts, bool kAligned, bool kNorm>
+template <int kParts, bool kAligned>
 __global__ void __launch_bounds__(kThreads, 4) DeltaVerifyKernel(const DeltaTask task) {
   __shared__ __align__(16) SharedRows<kParts> rows;
   __shared__ __align__(16) SharedRecords<kParts> records;
-  __shared__ __align__(16) SharedOutputs outputs;
   LetNextKernelStart();
   if (!task.is_prepared) WaitForPreviousKernel();
   Segment segment = {};
@@ -230,7 +227,6 @@ __global__ void __launch_bounds__(kThreads, 4) DeltaVerifyKernel(const DeltaTask
     if (task.is_prepared) WaitForPreviousKernel();  // who waits for this kernel waits for that one too
     return;
   }
-  if constexpr (kNorm) ptx::ClusterArrive();  // that all blocks run
 
   Place place;
   place.slot = segment.slot;
@@ -263,7 +259,8 @@ __global__ void __launch_bounds__(kThreads, 4) DeltaVerifyKernel(const DeltaTask
       ReadPart<kParts>(records.k[r], part, k);
       const float2 c_pair = *reinterpret_cast<const float2*>(&records.c[r][own]);
       const float c[2] = {c_pair.x, c_pair.y};
-      Update<kParts>(k, c, records.decay[r], S);
+      Decay(records.decay[r], S);
+      Add(k, c, S);
     }
   }
   if (record_count > 0) slice.Write(S);
@@ -275,18 +272,6 @@ __global__ void __launch_bounds__(kThreads, 4) DeltaVerifyKernel(const DeltaTask
     if (first > 0) __syncthreads();
     StageRows<kParts, kAligned>(task, segment, place, first, count, rows);
     ptx::CopyAsyncCommit();
-    const int norm_row = static_cast<int>(threadIdx.x) / 8,
-              norm_column = static_cast<int>(threadIdx.x) % 8 * 4;
-    const int64_t norm_at = int64_t{place.head} * task.value_dim + place.first_column + norm_column;
-    NormInputs norm = {};
-    if constexpr (kNorm) {
-      if (norm_row < count) {
-        norm.z = *reinterpret_cast<const uint2*>(task.z.Row(segment.first_row + first + norm_row) + norm_at);
-      }
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        norm.weight[i] = 0.0f + task.norm_weight.At(0, place.first_column + norm_column + i);
-    }
     ptx::CopyAsyncWait<0>();
     __syncthreads();
     // Two of the eight threads of a column pair write, one column each.
@@ -299,7 +284,8 @@ __global__ void __launch_bounds__(kThreads, 4) DeltaVerifyKernel(const DeltaTask
       float k[4 * kParts], q[4 * kParts];
       ReadPart<kParts>(rows.k[r], part, k);
       ReadPart<kParts>(rows.q[r], part, q);
-      float seen[2] = {}, out[2] = {};  // S'k, S'q
+      Decay(rows.decay[r], S);
+      float seen[2] = {}, out[2] = {};  // S'k, S'q, S after the decay
 #pragma unroll
       for (int i = 0; i < 4 * kParts; ++i) {
 #pragma unroll
@@ -308,102 +294,33 @@ __global__ void __launch_bounds__(kThreads, 4) DeltaVerifyKernel(const DeltaTask
           out[e] = fmaf(q[i], S[e][i], out[e]);
         }
       }
-      const float decay = rows.decay[r], beta = rows.beta[r], key_query = rows.key_query[r];
       const float own_c =
-          beta * fmaf(-decay, SumOfOwnColumn(seen, odd), __bfloat162float(rows.v[r][own + (odd ? 1 : 0)]));
+          rows.beta[r] * (__bfloat162float(rows.v[r][own + (odd ? 1 : 0)]) - SumOfOwnColumn(seen, odd));
       const float other_c = __shfl_xor_sync(0xffffffffu, own_c, 1);
       const float c[2] = {odd ? other_c : own_c, odd ? own_c : other_c};
-      if (first + r + 1 < row_count) Update<kParts>(k, c, decay, S);
-      const float own_out = fmaf(key_query, own_c, decay * SumOfOwnColumn(out, odd));
+      if (first + r + 1 < row_count) Add(k, c, S);
+      const float own_out = fmaf(rows.key_query[r], own_c, SumOfOwnColumn(out, odd));
       if (writes) {
         *c_to = own_c;
-        if constexpr (kNorm) {
-          outputs.o[r][own + part] = Rounded(own_out);
-        } else {
-          *o_to = __float2bfloat16_rn(own_out);
-        }
+        *o_to = __float2bfloat16_rn(own_out);
       }
       c_to += task.record_floats;
       o_to += task.o.stride;
-    }
-    if constexpr (kNorm) {
-      __syncthreads();
-      const int r = static_cast<int>(threadIdx.x) / (kSlice / kChunk);
-      const int chunk = static_cast<int>(threadIdx.x) % (kSlice / kChunk);
-      if (first == 0) ptx::ClusterWait();
-      if (r < count) {
-        float sum = 0;
-#pragma unroll
-        for (int i = 0; i < kChunk; ++i) {
-          const float value = outputs.o[r][chunk * kChunk + i];
-          sum = fmaf(value, value, sum);
-        }
-        const int place_of_sum = static_cast<int>(blockIdx.x) * (kSlice / kChunk) + chunk;
-        const uint32_t address = ptx::SharedAddress(&outputs.squares[r][place_of_sum]);
-#pragma unroll
-        for (uint32_t rank = 0; rank < kNormSlices; ++rank) ptx::StoreToRank(address, rank, sum);
-      }
-      ptx::ClusterArrive();
-      ptx::ClusterWait();
-      if (norm_row < count) {
-        // The order of GatedRmsNorm: over 16 threads, at distances 8, 4, 2, 1.
-        float sums[kNormChunks];
-#pragma unroll
-        for (int i = 0; i < kNormChunks; ++i) sums[i] = outputs.squares[norm_row][i];
-#pragma unroll
-        for (int level = 0; level < 4; ++level) {
-#pragma unroll
-          for (int i = 0; i < kNormChunks / 2; ++i) {
-            const int distance = kNormChunks / 2 >> level;
-            if (i < distance) sums[i] += sums[i + distance];
-          }
-        }
-        const float scale = 1.0f / sqrtf(sums[0] / static_cast<float>(task.value_dim) + task.norm_eps);
-        const float z[4] = {__uint_as_float(norm.z.x << 16), __uint_as_float(norm.z.x & 0xffff0000u),
-                            __uint_as_float(norm.z.y << 16), __uint_as_float(norm.z.y & 0xffff0000u)};
-        float values[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float gate = task.norm_is_silu ? SiluF32(z[i]) : SigmoidF32(z[i]);
-          values[i] = outputs.o[norm_row][norm_column + i] * scale * norm.weight[i] * gate;
-        }
-        *reinterpret_cast<uint2*>(task.o.Row(segment.first_row + first + norm_row) + norm_at) =
-            make_uint2(PackBf16(values[0], values[1]), PackBf16(values[2], values[3]));
-      }
-      if (first + count < row_count) {  // before the sums are overwritten
-        ptx::ClusterArrive();
-        ptx::ClusterWait();
-      }
     }
   }
 }
 
 }  // namespace
 
-cudaError_t LaunchDeltaVerify(const DeltaTask& task, int64_t count, bool with_norm,
-                              const CudaContext& context) {
+cudaError_t LaunchDeltaVerify(const DeltaTask& task, int64_t count, const CudaContext& context) {
   if (count == 0) return cudaSuccess;
-  // Blocks of a cluster come to lie on the same multiprocessor if they fit. While there are few, two must be
-  // enough for one: unused shared memory keeps others away.
-  constexpr int kApart = 48 * 1024;
-  LaunchShape shape = {.grid = Grid(CeilDiv(task.value_dim, kSlice), task.value_heads, count),
-                       .block = dim3(kThreads)};
-  if (with_norm) {
-    shape.cluster = kNormSlices;
-    if (kNormSlices * task.value_heads * count <= 2 * int64_t{context.multiprocessors}) {
-      shape.shared_bytes = kApart;
-      const cudaError_t error = cudaFuncSetAttribute(DeltaVerifyKernel<4, true, true>,
-                                                     cudaFuncAttributeMaxDynamicSharedMemorySize, kApart);
-      if (error != cudaSuccess) return error;
-    }
-    return Launch(context, shape, DeltaVerifyKernel<4, true, true>, task);
-  }
+  const LaunchShape shape = {.grid = Grid(CeilDiv(task.value_dim, kSlice), task.value_heads, count),
+                             .block = dim3(kThreads)};
   const bool aligned = task.is_prepared && task.floats_aligned;
   const int parts = task.key_dim <= 32 ? 1 : task.key_dim <= 64 ? 2 : 4;
-  const auto kernel =
-      parts == 1   ? (aligned ? DeltaVerifyKernel<1, true, false> : DeltaVerifyKernel<1, false, false>)
-      : parts == 2 ? (aligned ? DeltaVerifyKernel<2, true, false> : DeltaVerifyKernel<2, false, false>)
-                   : (aligned ? DeltaVerifyKernel<4, true, false> : DeltaVerifyKernel<4, false, false>);
+  const auto kernel = parts == 1   ? (aligned ? DeltaVerifyKernel<1, true> : DeltaVerifyKernel<1, false>)
+                      : parts == 2 ? (aligned ? DeltaVerifyKernel<2, true> : DeltaVerifyKernel<2, false>)
+                                   : (aligned ? DeltaVerifyKernel<4, true> : DeltaVerifyKernel<4, false>);
   return Launch(context, shape, kernel, task);
 }
 

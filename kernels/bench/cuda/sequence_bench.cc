@@ -213,7 +213,9 @@ void RunSequences(const Stream& stream, const Ceilings& ceilings) {
   for (int32_t pending : {0, 7, 16}) {
     for (int64_t rows : {1, 4, 8, 16}) DeltaVerify(1, rows, pending, stream, ceilings);
   }
-  for (int64_t sequences : {8, 32}) DeltaVerify(sequences, 16, 7, stream, ceilings);
+  for (auto [sequences, rows] : {std::pair<int64_t, int64_t>{2, 16}, {4, 16}, {8, 16}, {16, 8}, {32, 16}}) {
+    DeltaVerify(sequences, rows, 7, stream, ceilings);
+  }
   for (int64_t rows : {64, 512, 2048, 8192}) DeltaPrefill(1, rows, stream);
   DeltaPrefill(8, 1024, stream);
 }

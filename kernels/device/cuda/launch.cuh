@@ -71,6 +71,21 @@ cudaError_t Launch(const CudaContext& context, const LaunchShape& shape, void (*
   return cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...);
 }
 
+// How many clusters of a kernel run at once on an idle device, the current one.
+template <typename... Params>
+cudaError_t MostClusters(const LaunchShape& shape, void (*kernel)(Params...), int* count) {
+  cudaLaunchConfig_t config = {};
+  config.gridDim = shape.grid;
+  config.blockDim = shape.block;
+  config.dynamicSmemBytes = static_cast<size_t>(shape.shared_bytes);
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {shape.cluster, 1, 1};
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  return cudaOccupancyMaxActiveClusters(count, kernel, &config);
+}
+
 inline int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // CUDA bounds x by 2^31 - 1 and the others by 65535; a launch beyond that fails with an error.

@@ -130,17 +130,55 @@ __device__ __forceinline__ void ClusterWait() {
 #endif
 }
 
-// Writes to where `address` lies in the shared memory of the block of that rank.
-__device__ __forceinline__ void StoreToRank(uint32_t address, uint32_t rank, float value) {
+// Where `address` lies in the shared memory of the block of that rank.
+__device__ __forceinline__ uint32_t OfRank(uint32_t address, uint32_t rank) {
+  uint32_t remote = 0;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
+#endif
+  return remote;
+}
+
+// Writes to the shared memory of the block of that rank; its barrier gets the bytes.
+__device__ __forceinline__ void StoreToRank(uint32_t to, uint32_t rank, float value, uint32_t barrier) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(
+                   OfRank(to, rank)),
+               "f"(value), "r"(OfRank(barrier, rank))
+               : "memory");
+#endif
+}
+
+// Starts copying shared memory to the same place in the block of that rank; its barrier gets the bytes.
+__device__ __forceinline__ void CopyToRank(uint32_t address, uint32_t bytes, uint32_t rank,
+                                           uint32_t barrier) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile(
-      "{\n"
-      ".reg .b32 remote;\n"
-      "mapa.shared::cluster.u32 remote, %0, %1;\n"
-      "st.shared::cluster.f32 [remote], %2;\n"
-      "}" ::"r"(address),
-      "r"(rank), "f"(value)
+      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+          OfRank(address, rank)),
+      "r"(address), "r"(bytes), "r"(OfRank(barrier, rank))
       : "memory");
+#endif
+}
+
+// What the block has written to its shared memory is seen by copies that it starts from now on.
+__device__ __forceinline__ void FenceForCopies() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+// Has `bytes` consecutive bytes of global memory, a multiple of 16, brought to the L2 cache.
+__device__ __forceinline__ void PrefetchBulk(const void* from, uint32_t bytes) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+#endif
+}
+
+// The first half for those who only say that they have come this far: it does not wait for what was written.
+__device__ __forceinline__ void ClusterArriveRelaxed() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 #endif
 }
 

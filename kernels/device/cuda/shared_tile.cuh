@@ -27,9 +27,12 @@ __device__ __forceinline__ void CopyAsync16(uint32_t to, const void* from, bool 
                : "memory");
 }
 
-// Copies one word; both addresses multiples of 4.
+// Copies one word or two; both addresses multiples of as many bytes.
 __device__ __forceinline__ void CopyAsync4(uint32_t to, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+}
+__device__ __forceinline__ void CopyAsync8(uint32_t to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from) : "memory");
 }
 
 // Ends a group: all copies that the thread has issued since the last group.
