@@ -242,28 +242,25 @@ GroupIdentity Identity(const Group& group, bool speculate) {
   return identity;
 }
 
-// Of the tensors that golden bundles fingerprint, by "target NAME" and "drafter NAME"; empty where the
-// weights are made from a seed.
+// Of all tensors, by "target NAME" and "drafter NAME"; empty where the weights are made from a seed.
 std::map<std::string, std::string> Fingerprints(const GroupOptions& options) {
   std::map<std::string, std::string> fingerprints;
   if (options.random_weights) return fingerprints;
   const ConfigOptions config_options = {.allow_unlisted_keys = options.allow_unlisted_keys};
-  const auto add = [&](const std::string& whose, const Checkpoint& checkpoint,
-                       const std::vector<std::string>& names) {
-    for (const std::string& name : names) {
-      const absl::StatusOr<std::string> fingerprint = golden::TensorFingerprint(checkpoint, name);
-      if (fingerprint.ok()) fingerprints[absl::StrCat(whose, " ", name)] = *fingerprint;
-    }
+  const auto add = [&](const std::string& whose, const Checkpoint& checkpoint) {
+    const auto own = checkpoint.Fingerprints();
+    if (!own.ok()) return;
+    for (const auto& [name, fingerprint] : *own) fingerprints[absl::StrCat(whose, " ", name)] = fingerprint;
   };
   const absl::StatusOr<TargetConfig> target_config = TargetConfig::Load(options.model, config_options);
   if (!target_config.ok()) return fingerprints;
   const absl::StatusOr<TargetCheckpoint> target = TargetCheckpoint::Open(options.model, *target_config);
-  if (target.ok()) add("target", *target, golden::FingerprintedTargetTensors());
+  if (target.ok()) add("target", *target);
   if (options.draft_model.empty()) return fingerprints;
   const absl::StatusOr<DraftConfig> draft_config = DraftConfig::Load(options.draft_model, config_options);
   if (!draft_config.ok()) return fingerprints;
   const absl::StatusOr<DraftCheckpoint> drafter = DraftCheckpoint::Open(options.draft_model, *draft_config);
-  if (drafter.ok()) add("drafter", *drafter, golden::FingerprintedDrafterTensors());
+  if (drafter.ok()) add("drafter", *drafter);
   return fingerprints;
 }
 
@@ -314,8 +311,32 @@ absl::StatusOr<std::optional<golden::GoldenBundle>> BundleForSelfTest(const Flag
     folder = flags.group.draft_model + "/golden";
     if (!std::filesystem::exists(folder + "/bundle.json")) return std::nullopt;
   }
-  DFLASH_ASSIGN_OR_RETURN(golden::GoldenBundle bundle, golden::GoldenBundle::Open(folder));
-  return bundle;
+  absl::StatusOr<golden::GoldenBundle> bundle = golden::GoldenBundle::Open(folder);
+  if (!bundle.ok() && flags.self_test == "warn") {
+    spdlog::error("SELF-TEST NOT RUN: {}", std::string(bundle.status().message()));
+    return std::nullopt;
+  }
+  DFLASH_RETURN_IF_ERROR(bundle.status());
+  return *std::move(bundle);
+}
+
+// A bundle that does not fit this pair is a failed test: it was given to be passed.
+absl::StatusOr<SelfTestReport> RunSelfTestOf(const Flags& flags, const golden::GoldenBundle& bundle,
+                                             const Group& group, Engine* engine) {
+  DFLASH_ASSIGN_OR_RETURN(
+      const TargetConfig config,
+      TargetConfig::Load(flags.group.model, {.allow_unlisted_keys = flags.group.allow_unlisted_keys}));
+  const auto test = [&]() -> absl::StatusOr<SelfTestReport> {
+    DFLASH_RETURN_IF_ERROR(bundle.CheckFits(golden::SizesOf(config)));
+    return RunSelfTest(bundle, group.contract, {.stop_token_ids = group.generation.eos_token_ids}, engine);
+  };
+  absl::StatusOr<SelfTestReport> report = test();
+  if (absl::IsInvalidArgument(report.status())) {
+    return SelfTestReport{
+        .passed = false,
+        .detail = absl::StrCat("the golden bundle does not fit: ", report.status().message())};
+  }
+  return report;
 }
 
 // Runs the self-test, if there is one to run. A failed one takes speculation from the engine unless
@@ -324,12 +345,11 @@ absl::Status TestItself(const Flags& flags, const std::optional<golden::GoldenBu
                         const Group& group, Engine* engine, EngineMetrics* metrics, GroupIdentity* identity) {
   SelfTestResult result = SelfTestResult::kSkipped;
   if (!bundle.has_value()) {
-    identity->self_test_detail = flags.self_test == "off" ? "--self-test off" : "there is no golden bundle";
+    identity->self_test_detail =
+        flags.self_test == "off" ? "--self-test off" : "there is no golden bundle that can be read";
   } else {
     metrics->Mute();
-    DFLASH_ASSIGN_OR_RETURN(
-        const SelfTestReport report,
-        RunSelfTest(*bundle, group.contract, {.stop_token_ids = group.generation.eos_token_ids}, engine));
+    DFLASH_ASSIGN_OR_RETURN(const SelfTestReport report, RunSelfTestOf(flags, *bundle, group, engine));
     metrics->Unmute();
     identity->self_test_detail = report.detail;
     const bool overrides = flags.self_test == "warn";
@@ -586,6 +606,11 @@ int Main(int argc, char** argv) {
   }
   if (flags.group.model.empty())
     return Fail(kExitBadFlags, absl::InvalidArgumentError("--model is required"));
+  // A worker gets tokens: it would plant nothing.
+  if (flags.group.defect == "thinking-flag")
+    return Fail(kExitBadFlags,
+                absl::InvalidArgumentError("--inject-defect: thinking-flag is one of the prompt, which "
+                                           "no worker renders; only dflash-doctor plants it"));
   if (!flags.secret_file.empty()) {
     absl::StatusOr<std::string> secret = ReadGroupSecret(flags.secret_file);
     if (!secret.ok()) return Fail(kExitBadFlags, secret.status());

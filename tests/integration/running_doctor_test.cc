@@ -1,5 +1,11 @@
 // The doctor of a running server, and the self-test of a starting one: healthy, and with known defects in the
 // worker (defective_worker: dflash-worker with everything that can be planted).
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iterator>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -7,12 +13,15 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
+#include "tests/integration/golden_prompts.h"
 #include "tests/integration/server.h"
 
 namespace dflash::integration {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::Contains;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
@@ -80,8 +89,10 @@ TEST(RunningDoctorTest, AHealthyServerFailsNothing) {
     EXPECT_EQ(diagnosis.Outcome(id), "pass") << diagnosis.Text(id);
   }
   EXPECT_EQ(diagnosis.Outcome("masks"), "not checked") << "what needs tensors is not claimed";
-  EXPECT_THAT(diagnosis.Text("revisions"), HasSubstr("5 tensors"));
+  EXPECT_THAT(diagnosis.Text("revisions"), HasSubstr("156 tensors"));
+  EXPECT_THAT(diagnosis.Text("prefix"), Not(HasSubstr(" 0 of 200")));
   EXPECT_THAT(diagnosis.report.dump(), HasSubstr("self-test passed"));
+  EXPECT_THAT(diagnosis.report["verdict"].dump(), HasSubstr("--model DIR --draft-model DIR"));
   // Rounds of the self-test are nobody's requests.
   const Ran status = server.Dflashctl({"status"});
   EXPECT_THAT(status.output, HasSubstr("self-test passed: tokens per round of 4 golden prompts"));
@@ -100,6 +111,133 @@ TEST(RunningDoctorTest, WithoutTheOperatorsPortLessIsSaid) {
       {"doctor", "--golden", Golden(), "--max-prompts", "2", "--admin-address", server.ops_address()});
   EXPECT_EQ(nobody.exit_code, ctl::kServerError);
   EXPECT_THAT(nobody.output, HasSubstr("the operators' port " + server.ops_address()));
+}
+
+// Penalties and constraints change what the target says; the drafter is sound.
+void LoadWithRules(Server& server) {
+  int sent = 0;
+  for (const GoldenText& golden : GoldenTexts()) {
+    if (golden.kind != "chat") continue;
+    for (const bool json : {false, true}) {
+      v1::GenerateRequest request;
+      request.mutable_tokens()->mutable_ids()->Assign(golden.prompt_ids.begin(), golden.prompt_ids.end());
+      request.mutable_sampling()->set_temperature(0);
+      request.mutable_stopping()->set_max_tokens(96);
+      if (json) {
+        request.mutable_constraint()->set_json_object(true);
+      } else {
+        request.mutable_sampling()->set_frequency_penalty(2);
+        request.mutable_stopping()->set_ignore_eos(true);
+      }
+      const ctl::Generation generation = server.GenerateOk(request);
+      sent += static_cast<int>(generation.finished.speculation().rounds());
+    }
+  }
+  EXPECT_GT(sent, 300) << "rounds";
+}
+
+TEST(RunningDoctorTest, RulesOfRequestsAreNoDefectAndHideNone) {
+  {
+    Server server;
+    ASSERT_NE(server.channel(), nullptr);
+    LoadWithRules(server);
+    const Diagnosis diagnosis = Examine(server, "21");
+    EXPECT_EQ(diagnosis.exit_code, 0) << diagnosis.report.dump(1);
+    EXPECT_EQ(diagnosis.Outcome("calibration"), "pass") << diagnosis.Text("calibration");
+    EXPECT_THAT(server.Dflashctl({"status"}).output, Not(HasSubstr("BROKEN")));
+  }
+  Server broken(With("rejected-kept", {}));
+  ASSERT_NE(broken.channel(), nullptr);
+  LoadWithRules(broken);
+  EXPECT_EQ(Examine(broken, "10").Outcome("calibration"), "fail");
+}
+
+// A drafter with other weights than the bundle's: its layers are there, in another order.
+std::string OtherDrafter() {
+  namespace fs = std::filesystem;
+  const fs::path source = SourcePath("models/tiny-qwen3.6-dflash");
+  const fs::path folder =
+      fs::path(::testing::TempDir()) / ("running_doctor_drafter." + std::to_string(getpid()));
+  fs::remove_all(folder);
+  fs::create_directories(folder);
+  fs::copy_file(source / "config.json", folder / "config.json");
+  std::ifstream file(source / "model.safetensors", std::ios::binary);
+  std::string bytes{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  for (const char* part : {"k_proj", "v_proj"}) {
+    const std::string first = std::string("layers.0.self_attn.") + part,
+                      second = std::string("layers.1.self_attn.") + part;
+    const std::string nowhere = std::string("layers.9.self_attn.") + part;
+    for (const auto& [from, to] :
+         {std::pair(first, nowhere), std::pair(second, first), std::pair(nowhere, second)})
+      bytes.replace(bytes.find(from), from.size(), to);
+  }
+  std::ofstream(folder / "model.safetensors", std::ios::binary) << bytes;
+  return folder;
+}
+
+TEST(RunningDoctorTest, OtherWeightsAreAModelProblem) {
+  const std::string drafter = OtherDrafter();
+  {
+    Server server({"--draft-model", drafter});
+    ASSERT_NE(server.channel(), nullptr);
+    const Diagnosis diagnosis = Examine(server, "10");
+    EXPECT_EQ(diagnosis.exit_code, 5) << diagnosis.report.dump(1);
+    EXPECT_EQ(diagnosis.report["verdict"]["kind"], "model problem");
+    EXPECT_EQ(diagnosis.report["verdict"]["first_failure"], "revisions");
+    EXPECT_THAT(diagnosis.Failed(), Contains("end-to-end"));
+    EXPECT_THAT(diagnosis.Text("revisions"), HasSubstr("drafter layers.0.self_attn.k_proj.weight"));
+    // From outside alone nobody can tell.
+    const Ran ran = server.Dflashctl({"doctor", "--golden", Golden(), "--max-prompts", "10", "--json"});
+    const Json report = Json::parse(ran.output);
+    EXPECT_EQ(ran.exit_code, 6);
+    EXPECT_EQ(report["verdict"]["kind"], "integration or model problem");
+    EXPECT_THAT(report["verdict"]["text"].get<std::string>(), HasSubstr("both are possible"));
+  }
+  std::filesystem::remove_all(drafter);
+}
+
+// A running server as the reference of another one.
+TEST(RunningDoctorTest, AServerIsComparedWithAnother) {
+  const std::string reference = ::testing::TempDir() + "running_doctor_reference." + std::to_string(getpid());
+  std::filesystem::remove_all(reference);
+  {
+    Server trusted({"--max-context-tokens", "512"});
+    ASSERT_NE(trusted.channel(), nullptr);
+    const Ran recorded = trusted.Dflashctl({"golden", "record", "--golden", Golden(), "--out", reference,
+                                            "--admin-address", trusted.admin_address()});
+    ASSERT_EQ(recorded.exit_code, 0) << recorded.output;
+    EXPECT_THAT(recorded.output, HasSubstr("2 prompts do not fit"));
+  }
+  const auto examine = [&](Server& server) {
+    const Ran ran = server.Dflashctl({"doctor", "--golden", reference, "--admin-address",
+                                      server.admin_address(), "--max-prompts", "10", "--json"});
+    return Diagnosis{.exit_code = ran.exit_code, .report = Json::parse(ran.output, nullptr, false)};
+  };
+  {
+    Server alike;
+    ASSERT_NE(alike.channel(), nullptr);
+    const Diagnosis diagnosis = examine(alike);
+    EXPECT_EQ(diagnosis.exit_code, 0) << diagnosis.report.dump(1);
+    EXPECT_EQ(diagnosis.Outcome("end-to-end"), "pass");
+    EXPECT_EQ(diagnosis.Outcome("revisions"), "pass");
+    EXPECT_THAT(diagnosis.report["facts"].dump(), HasSubstr("a running server"));
+  }
+  Server broken(With("rejected-kept", {}));
+  ASSERT_NE(broken.channel(), nullptr);
+  const Diagnosis diagnosis = examine(broken);
+  EXPECT_EQ(diagnosis.exit_code, 1);
+  EXPECT_THAT(diagnosis.Failed(), Contains("end-to-end"));
+  std::filesystem::remove_all(reference);
+}
+
+TEST(RunningDoctorTest, PromptsThatDoNotFitAreLeftOut) {
+  Server server({"--max-context-tokens", "512"});
+  ASSERT_NE(server.channel(), nullptr);
+  const Diagnosis diagnosis = Examine(server, "21");
+  EXPECT_EQ(diagnosis.exit_code, 0) << diagnosis.report.dump(1);
+  EXPECT_EQ(diagnosis.Outcome("end-to-end"), "pass");
+  EXPECT_THAT(diagnosis.report["facts"].dump(),
+              HasSubstr("2 golden prompts, with their outputs longer than"));
 }
 
 TEST(RunningDoctorTest, PlantedDefectsAreNamed) {
@@ -159,6 +297,56 @@ TEST(SelfTestAtStartTest, AFailedOneRefusesSpeculationAndSaysWhy) {
   EXPECT_TRUE(IsOne(metrics, "dflashd_spec_decode_self_test{", "result=\"failed\""));
   EXPECT_TRUE(IsOne(metrics, "dflashd_spec_decode_health{", "verdict=\"refused\""));
   EXPECT_FALSE(IsOne(metrics, "dflashd_spec_decode_enabled{", "method=\"dflash\""));
+  // The doctor says so and goes on with what the server knows of itself.
+  const Diagnosis diagnosis = Examine(server, "2");
+  EXPECT_EQ(diagnosis.exit_code, 1) << diagnosis.report.dump(1);
+  EXPECT_THAT(diagnosis.Failed(), ElementsAre("end-to-end"));
+  EXPECT_THAT(diagnosis.Text("end-to-end"),
+              HasSubstr("its self-test failed: tokens per round of 4 golden prompts"));
+  for (const char* id : {"files", "revisions", "config", "tokenizer", "template"})
+    EXPECT_EQ(diagnosis.Outcome(id), "pass") << diagnosis.Text(id);
+}
+
+// A bundle of another pair, changed from the golden one.
+std::string OtherBundle(const std::function<void(Json& prompts)>& change) {
+  namespace fs = std::filesystem;
+  const fs::path folder =
+      fs::path(::testing::TempDir()) / ("running_doctor_bundle." + std::to_string(getpid()));
+  fs::remove_all(folder);
+  fs::copy(Golden(), folder);
+  std::ifstream file(folder / "golden.json");
+  Json prompts = Json::parse(file);
+  change(prompts);
+  std::ofstream(folder / "golden.json") << prompts.dump();
+  return folder;
+}
+
+// One rule: a bundle that can be read and does not fit is a failed self-test, not the end of the start.
+TEST(SelfTestAtStartTest, ABundleThatDoesNotFitRefusesSpeculation) {
+  const struct {
+    std::function<void(Json&)> change;
+    const char* words;
+  } cases[] = {{[](Json& prompts) { prompts[1]["output_ids"][0] = 5'000'000; },
+                "prompt 1: output_ids: token id 5000000"},
+               {[](Json& prompts) {
+                  for (Json& prompt : prompts) prompt.erase("acceptance_lengths");
+                },
+                "no prompt with acceptance_lengths"}};
+  for (const auto& [change, words] : cases) {
+    const std::string bundle = OtherBundle(change);
+    for (const bool warn : {false, true}) {
+      std::vector<std::string> flags = {"--golden", bundle};
+      if (warn) flags.insert(flags.end(), {"--self-test", "warn"});
+      Server server(flags);
+      ASSERT_NE(server.channel(), nullptr);
+      const ctl::Generation generation = server.GenerateOk(ShortRequest());
+      EXPECT_GT(generation.token_ids.size(), 0u);
+      EXPECT_EQ(generation.finished.speculation().drafted_tokens() > 0, warn);
+      EXPECT_THAT(server.process().output(),
+                  AllOf(HasSubstr("SELF-TEST FAILED"), HasSubstr(bundle), HasSubstr(words)));
+    }
+    std::filesystem::remove_all(bundle);
+  }
 }
 
 TEST(SelfTestAtStartTest, AnOverriddenOneDrafts) {
@@ -174,6 +362,17 @@ TEST(SelfTestAtStartTest, ABundleThatIsNoneEndsTheStart) {
   Process process(ServerCommand({"--golden", SourcePath("docs")}));
   EXPECT_EQ(process.WaitForExit(), 65) << process.output();
   EXPECT_THAT(process.output(), HasSubstr("bundle.json"));
+  // With a warning instead, where that was asked for.
+  Server server({"--golden", SourcePath("docs"), "--self-test", "warn"});
+  ASSERT_NE(server.channel(), nullptr);
+  EXPECT_GT(server.GenerateOk(Strict()).finished.speculation().drafted_tokens(), 0u);
+  EXPECT_THAT(server.process().output(), HasSubstr("SELF-TEST NOT RUN"));
+}
+
+TEST(DefectsTest, AWorkerRefusesWhatItWouldNotPlant) {
+  Process process(ServerCommand(With("thinking-flag", {})));
+  EXPECT_NE(process.WaitForExit(), 0);
+  EXPECT_THAT(process.output(), HasSubstr("thinking-flag is one of the prompt"));
 }
 
 }  // namespace

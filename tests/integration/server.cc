@@ -78,6 +78,7 @@ std::vector<std::string> ServerCommand(const std::vector<std::string>& flags, co
     return std::find(flags.begin(), flags.end(), flag) != flags.end();
   };
   if (given("--listen")) command.erase(command.begin() + 5, command.begin() + 7);
+  if (given("--draft-model")) command.erase(command.begin() + 3, command.begin() + 5);
   // Most tests look at rounds, which then do not depend on how busy the machine is.
   if (!given("--block-length")) command.insert(command.end(), {"--block-length", "whole"});
   command.insert(command.end(), flags.begin(), flags.end());

@@ -22,7 +22,7 @@ std::string TinyTarget();  // folder of the small target
 // A port that was free a moment ago, and below those that the system hands out to whoever asks for any.
 int FreePort();
 // The command line of a daemon on the small pair (or another target's folder) and free ports (but for the
-// --listen of `flags`), with `flags` added.
+// --listen and --draft-model of `flags`), with `flags` added.
 std::vector<std::string> ServerCommand(const std::vector<std::string>& flags = {},
                                        const std::string& target = TinyTarget());
 

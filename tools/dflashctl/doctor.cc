@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
@@ -17,6 +18,7 @@
 
 #include "base/status.h"
 #include "tools/dflashctl/commands.h"
+#include "tools/dflashctl/golden_record.h"
 #include "tools/dflashctl/live_doctor.h"
 
 namespace dflash::ctl {
@@ -141,6 +143,46 @@ int AskServer(const std::vector<std::string>& arguments, Interrupt* interrupt) {
   return report.ExitCode();
 }
 
+// What a running server generates, as a golden bundle.
+int RecordFromServer(const std::vector<std::string>& arguments, Interrupt* interrupt) {
+  EndpointFlags endpoint_flags;
+  std::string golden, admin_address, out;
+  int64_t max_tokens = 128;
+  FlagParser parser(
+      "dflashctl golden record",
+      "Writes what a running server generates for the prompts of a bundle as a golden bundle: tokens and "
+      "acceptance, no tensors.\n"
+      "With it another server is compared with this one: dflashctl doctor --golden OUT --address OTHER.\n"
+      "With --model DIR --draft-model DIR instead of --address the tensors of a pair; see dflashctl golden "
+      "record --model DIR --help.");
+  endpoint_flags.Register(&parser);
+  parser.Text("golden", "DIR", "golden bundle with the prompts", &golden);
+  parser.Text("admin-address", "ADDRESS", "the server's --admin-listen: also the fingerprints of its weights",
+              &admin_address);
+  parser.Text("out", "DIR", "new folder for the bundle", &out);
+  parser.Integer("max-tokens", "N", "tokens of an output", 1, 65536, &max_tokens);
+  std::vector<const char*> argv = {"dflashctl golden record"};
+  for (const std::string& argument : arguments) argv.push_back(argument.c_str());
+  if (const std::optional<int> code = ParseCommandLine(&parser, static_cast<int>(argv.size()), argv.data()))
+    return *code;
+  if (golden.empty() || out.empty()) return Usage("golden record: --golden DIR and --out DIR are required");
+  const absl::StatusOr<golden::GoldenBundle> bundle = golden::GoldenBundle::Open(golden);
+  if (!bundle.ok()) return UsageError(bundle.status());
+  const absl::StatusOr<Endpoint> endpoint = endpoint_flags.Read();
+  if (!endpoint.ok()) return UsageError(endpoint.status());
+  Connection connection(*endpoint, interrupt);
+  Endpoint admin = *endpoint;
+  admin.address = admin_address;
+  int64_t left_out = 0;
+  const grpc::Status status =
+      RecordServer(connection, admin_address.empty() ? nullptr : &admin, *bundle, max_tokens, out, &left_out);
+  if (!status.ok()) return ServerError(status, *interrupt);
+  if (left_out > 0)
+    std::fprintf(stderr, "%lld prompts do not fit into the server's context: left out\n",
+                 static_cast<long long>(left_out));
+  return kSuccess;
+}
+
 }  // namespace
 
 int RunDoctor(int argc, const char* const* argv, Interrupt* interrupt) {
@@ -157,14 +199,29 @@ int RunDoctor(int argc, const char* const* argv, Interrupt* interrupt) {
   return AskServer(*rest, interrupt);
 }
 
-int RunGolden(int argc, const char* const* argv, Interrupt*) {
+int RunGolden(int argc, const char* const* argv, Interrupt* interrupt) {
   std::string backend = "cpu";  // what is recorded is a reference
-  const std::optional<std::vector<std::string>> rest = TakeBackend(argc, argv, &backend);
+  std::optional<std::vector<std::string>> rest = TakeBackend(argc, argv, &backend);
   if (!rest) return Usage("--backend must be one of auto, cpu, cuda");
+  // `dflashctl --address HOST:PORT golden record` hands the address on before the rest.
+  if (rest->size() > 1 && rest->at(0) == "--address") {
+    std::rotate(rest->begin(), rest->begin() + 2, rest->end());
+  } else if (!rest->empty() && rest->at(0).starts_with("--address=")) {
+    std::rotate(rest->begin(), rest->begin() + 1, rest->end());
+  }
   if (rest->empty() || (rest->at(0) != "record" && rest->at(0) != "compare")) {
-    std::fputs("Usage: dflashctl golden record|compare [flags]; each has --help\n", stderr);
+    std::fputs(
+        "Usage: dflashctl golden record|compare [flags]; each has --help (record --address HOST:PORT --help: "
+        "of a "
+        "running server)\n",
+        stderr);
     return kUsage;
   }
+  const bool of_server = std::any_of(rest->begin(), rest->end(), [](const std::string& argument) {
+    return argument == "--address" || argument.starts_with("--address=");
+  });
+  if (rest->at(0) == "record" && of_server)
+    return RecordFromServer({rest->begin() + 1, rest->end()}, interrupt);
   return Become(backend, *rest);
 }
 

@@ -17,6 +17,7 @@
 #include "dflash/v1/admin.grpc.pb.h"
 #include "tools/dflashctl/commands.h"
 #include "tools/doctor/recorded_acceptance.h"
+#include "tools/doctor/revisions.h"
 #include "worker/model/feature_contract.h"
 
 namespace dflash::ctl {
@@ -79,7 +80,9 @@ class Examination {
   // As it is once everything that has been generated so far is in it.
   grpc::Status AwaitDiagnosis(const v1::GetDiagnosisResponse& before, v1::GetDiagnosisResponse* diagnosis);
   grpc::Status CheckPrompts();
+  // Also `prompts_`, which are generated.
   grpc::Status CheckText(int64_t max_prompts);
+  grpc::Status CheckPrefix();
   void CheckAcceptance(const std::vector<Generation>& generations);
   grpc::Status Generate(const v1::GenerateRequest& request, Generation* generation) {
     const grpc::Status status = connection_.Generate(request, absl::InfiniteDuration(), nullptr, generation);
@@ -102,6 +105,7 @@ class Examination {
   std::atomic<uint64_t> own_rounds_ = 0;
   Report* report_;
   v1::GetModelInfoResponse model_;
+  std::vector<size_t> prompts_;  // of the bundle
 };
 
 grpc::Status Examination::CheckIdentity() {
@@ -111,16 +115,37 @@ grpc::Status Examination::CheckIdentity() {
                             " ranks, dflashd ", model_.server_version()));
   report_->facts.emplace_back("contract", model_.feature_contract());
   report_->facts.emplace_back("golden", absl::StrCat(bundle_.folder(), " (", bundle_.producer(), ")"));
-  if (!model_.has_drafter())
+  if (!model_.has_drafter() && model_.feature_contract().empty())
     return grpc::Status(grpc::StatusCode::FAILED_PRECONDITION, "the server has no drafter");
+  report_->advice =
+      "What needs tensors says dflashctl doctor --model DIR --draft-model DIR --golden DIR, on the folders "
+      "that the "
+      "server reads.";
   for (const doctor::Interface& interface : doctor::Interfaces()) {
     report_->NotChecked(interface.id,
                         "not visible from outside: dflashctl doctor --model DIR --draft-model DIR");
+  }
+  if (admin_ == nullptr) {
+    report_->NotChecked("revisions",
+                        "the server tells its weights' fingerprints on the operators' port: --admin-address");
+  }
+  const absl::Status fits = bundle_.CheckFits({.vocabulary = model_.vocabulary_size()});
+  if (!fits.ok()) {
+    report_->FailInput("tokenizer", std::string(fits.message()),
+                       "--golden: is it a bundle of the served pair?");
+    return grpc::Status::OK;
   }
   const std::string differences = ContractDifferences(model_.feature_contract(), bundle_.contract());
   report_->Judge("config", differences.empty() ? 0 : 1, 0, "the server's feature contract against the bundle",
                  differences.empty() ? std::string("every field of the contract agrees") : differences,
                  absl::StrCat("the server reads the drafter as ", differences));
+  if (!model_.has_drafter()) {
+    report_->facts.emplace_back("speculation", "refused by the server");
+    report_->Fail("end-to-end", "the server has a drafter and refuses to draft: its self-test failed",
+                  "what the self-test found (--admin-address, dflashctl status, or the server's log)",
+                  doctor::Blame::kUnsettled);
+    return grpc::Status::OK;
+  }
   report_->Judge("block-size",
                  std::abs(static_cast<double>(model_.drafter().block_size()) -
                           static_cast<double>(bundle_.contract().block_size)),
@@ -149,12 +174,16 @@ uint64_t Rounds(const v1::GetDiagnosisResponse& diagnosis) {
 
 grpc::Status Examination::AwaitDiagnosis(const v1::GetDiagnosisResponse& before,
                                          v1::GetDiagnosisResponse* diagnosis) {
-  // Groups report once a second.
+  // Groups report once a second. Rounds of others, also of before, are among those counted: so as many may be
+  // there before all of our own are, and a report is due after them in any case.
+  const absl::Time report = absl::Now() + absl::Milliseconds(1500);
   const absl::Time deadline = absl::Now() + absl::Seconds(5);
   for (;;) {
     diagnosis->Clear();
     if (const grpc::Status status = Diagnose(diagnosis); !status.ok()) return status;
-    if (Rounds(*diagnosis) - Rounds(before) >= own_rounds_ || absl::Now() > deadline) return grpc::Status::OK;
+    const absl::Time now = absl::Now();
+    const bool counted = Rounds(*diagnosis) - Rounds(before) >= own_rounds_;
+    if ((counted && now > report) || now > deadline) return grpc::Status::OK;
     absl::SleepFor(absl::Milliseconds(100));
   }
 }
@@ -207,7 +236,7 @@ void Examination::CheckAcceptance(const std::vector<Generation>& generations) {
   int64_t other_text = 0, miscounted = 0;
   double accepted = 0, rounds = 0, first = 0;
   for (size_t i = 0; i < generations.size(); ++i) {
-    const GoldenPrompt& golden = bundle_.prompts()[i];
+    const GoldenPrompt& golden = bundle_.prompts()[prompts_[i]];
     const Generation& generation = generations[i];
     other_text += !std::equal(generation.token_ids.begin(), generation.token_ids.end(),
                               golden.output_ids.begin(), golden.output_ids.end());
@@ -235,19 +264,72 @@ void Examination::CheckAcceptance(const std::vector<Generation>& generations) {
     report_->NotChecked("end-to-end", "the bundle holds no acceptance lengths");
     return;
   }
-  report_->Judge(
-      "end-to-end", recorded.loss(), 0.05, "recorded acceptance per kind of text, relative loss",
-      absl::StrCat(
-          "tokens per round: ", recorded.Describe(),
-          other_text == 0 ? std::string() : absl::StrCat("; ", other_text, " prompts have another text")),
-      "not visible from outside: run dflashctl doctor --model DIR --draft-model DIR on the server's folders");
+  if (!report_->Judge(
+          "end-to-end", recorded.loss(), 0.05, "recorded acceptance per kind of text, relative loss",
+          absl::StrCat(
+              "tokens per round: ", recorded.Describe(),
+              other_text == 0 ? std::string() : absl::StrCat("; ", other_text, " prompts have another text")),
+          "not visible from outside: run dflashctl doctor --model DIR --draft-model DIR on the server's "
+          "folders")) {
+    report_->Of("end-to-end").blame = doctor::Blame::kUnsettled;
+  }
+}
+
+// A prompt of whole pages, twice.
+grpc::Status Examination::CheckPrefix() {
+  constexpr size_t kTokens = 200, kOutput = 32;
+  std::vector<int32_t> tokens;
+  for (size_t i = 0; tokens.size() < kTokens; i = (i + 1) % prompts_.size()) {
+    const std::vector<int32_t>& ids = bundle_.prompts()[prompts_[i]].prompt_ids;
+    tokens.insert(tokens.end(), ids.begin(), ids.end());
+  }
+  tokens.resize(std::min<size_t>(
+      kTokens, model_.max_context_tokens() - std::min<size_t>(model_.max_context_tokens(), kOutput)));
+  v1::GenerateRequest request = Request(tokens, kOutput, v1::SPECULATION_MODE_DFLASH);
+  request.mutable_stopping()->set_ignore_eos(true);
+  Generation cold, again;
+  for (Generation* answer : {&cold, &again}) {
+    if (const grpc::Status status = Generate(request, answer); !status.ok()) return status;
+  }
+  const std::string detail = absl::StrFormat(
+      "%.2f tokens per round before, %.2f again; %d of %d prompt tokens came from a cache. Not tried: a "
+      "prompt that only "
+      "begins alike, and one again after it was evicted",
+      TokensPerRound(cold), TokensPerRound(again), again.finished.usage().cached_tokens(),
+      again.finished.usage().prompt_tokens());
+  if (Same(cold, again) && again.finished.usage().cached_tokens() == 0) {
+    report_->NotChecked("prefix", "the server's prefix cache was not reached: " + detail);
+  } else {
+    report_->Judge("prefix", Same(cold, again) ? 0 : 1, 0, "the same prompt before", detail,
+                   "the restored prefix has no drafter context, or another request's");
+  }
+  return grpc::Status::OK;
 }
 
 grpc::Status Examination::CheckText(int64_t max_prompts) {
-  const auto count = std::min(max_prompts, static_cast<int64_t>(bundle_.prompts().size()));
+  size_t too_long = 0;
+  for (size_t i = 0; i < bundle_.prompts().size() && static_cast<int64_t>(prompts_.size()) < max_prompts;
+       ++i) {
+    const GoldenPrompt& prompt = bundle_.prompts()[i];
+    const bool fits = prompt.prompt_ids.size() + prompt.output_ids.size() <= model_.max_context_tokens();
+    if (fits) {
+      prompts_.push_back(i);
+    } else {
+      ++too_long;
+    }
+  }
+  if (too_long > 0) {
+    report_->facts.emplace_back("left out",
+                                absl::StrCat(too_long,
+                                             " golden prompts, with their outputs longer than the "
+                                             "server's context of ",
+                                             model_.max_context_tokens()));
+  }
+  if (prompts_.empty()) return grpc::Status::OK;  // all of it stays unchecked
+  const auto count = static_cast<int64_t>(prompts_.size());
   std::vector<v1::GenerateRequest> requests;
-  for (int64_t i = 0; i < count; ++i) {
-    const GoldenPrompt& prompt = bundle_.prompts()[static_cast<size_t>(i)];
+  for (const size_t i : prompts_) {
+    const GoldenPrompt& prompt = bundle_.prompts()[i];
     requests.push_back(Request(prompt.prompt_ids, static_cast<int64_t>(prompt.output_ids.size()),
                                v1::SPECULATION_MODE_DFLASH));
   }
@@ -268,14 +350,7 @@ grpc::Status Examination::CheckText(int64_t max_prompts) {
                  absl::StrCat(different, " of ", together.size(), " texts differ when they run together"),
                  "a sequence reads another's rows");
 
-  Generation again;
-  if (const grpc::Status status = Generate(requests[0], &again); !status.ok()) return status;
-  report_->Judge(
-      "prefix", Same(alone[0], again) ? 0 : 1, 0, "the same prompt before, others in between",
-      absl::StrFormat("%.2f tokens per round before, %.2f again; %d of %d prompt tokens came from a cache",
-                      TokensPerRound(alone[0]), TokensPerRound(again), again.finished.usage().cached_tokens(),
-                      again.finished.usage().prompt_tokens()),
-      "the restored prefix has no drafter context, or another request's");
+  if (const grpc::Status status = CheckPrefix(); !status.ok()) return status;
 
   std::vector<v1::GenerateRequest> sampled = {requests[0], requests[0]};
   for (v1::GenerateRequest& request : sampled) {
@@ -294,7 +369,8 @@ grpc::Status Examination::CheckText(int64_t max_prompts) {
   const auto block = static_cast<int64_t>(model_.drafter().block_size());
   std::vector<v1::GenerateRequest> limited;
   for (int64_t tokens = 1; tokens <= block + 1; ++tokens) {
-    limited.push_back(Request(bundle_.prompts()[0].prompt_ids, tokens, v1::SPECULATION_MODE_DFLASH));
+    limited.push_back(
+        Request(bundle_.prompts()[prompts_[0]].prompt_ids, tokens, v1::SPECULATION_MODE_DFLASH));
     limited.back().mutable_stopping()->set_ignore_eos(true);
   }
   limited.push_back(limited.back());
@@ -315,16 +391,20 @@ grpc::Status Examination::CheckText(int64_t max_prompts) {
 grpc::Status Examination::Run(int64_t max_prompts) {
   const absl::Time start = absl::Now();
   if (const grpc::Status status = CheckIdentity(); !status.ok()) return status;
+  if (report_->verdict().kind == doctor::VerdictKind::kBadInput) return grpc::Status::OK;
   v1::GetDiagnosisResponse before, after;
   if (admin_ != nullptr) {
     if (const grpc::Status status = Diagnose(&before); !status.ok()) return status;
   }
   if (const grpc::Status status = CheckPrompts(); !status.ok()) return status;
-  if (const grpc::Status status = CheckText(max_prompts); !status.ok()) return status;
+  if (model_.has_drafter()) {
+    if (const grpc::Status status = CheckText(max_prompts); !status.ok()) return status;
+  }
   if (admin_ != nullptr) {
     if (const grpc::Status status = AwaitDiagnosis(before, &after); !status.ok()) return status;
     ExamineDiagnosis(before, after, own_rounds_, bundle_, report_);
   }
+  report_->Settle();
   report_->seconds = absl::ToDoubleSeconds(absl::Now() - start);
   return grpc::Status::OK;
 }
@@ -358,36 +438,21 @@ grpc::Status ExamineServer(Connection& connection, const Endpoint* admin, const 
 namespace {
 
 // Fails an interface, also one that something else has passed.
-void FailAnyway(Report* report, const char* id, const std::string& detail, const std::string& cause) {
-  if (report->Of(id).outcome != doctor::Outcome::kFail) report->Fail(id, detail, cause);
+void FailAnyway(Report* report, const char* id, const std::string& detail, const std::string& cause,
+                doctor::Blame blame = doctor::Blame::kIntegration) {
+  if (report->Of(id).outcome != doctor::Outcome::kFail) report->Fail(id, detail, cause, blame);
 }
 
+// One group that has other weights than recorded is enough.
 void CheckRevisions(const v1::GroupDiagnosis& group, const GoldenBundle& bundle, Report* report) {
-  std::vector<std::string> others;
-  bool drafter = false;
-  int64_t compared = 0;
-  const auto compare = [&](const std::string& whose, const std::map<std::string, std::string>& weights) {
-    for (const auto& [name, fingerprint] : weights) {
-      const auto found = group.fingerprints().find(whose + " " + name);
-      if (found == group.fingerprints().end()) continue;
-      ++compared;
-      if (found->second == fingerprint) continue;
-      others.push_back(absl::StrCat(whose, " ", name));
-      drafter |= whose == "drafter";
-    }
-  };
-  compare("target", bundle.target_weights());
-  compare("drafter", bundle.drafter_weights());
-  if (compared == 0) return;
-  if (report->Judge("revisions", static_cast<double>(others.size()), 0,
-                    absl::StrCat("fingerprints of ", compared, " tensors in the bundle"),
-                    others.empty() ? std::string("the weights are the recorded ones")
-                                   : "other weights than recorded: " + absl::StrJoin(others, ", "),
-                    absl::StrCat(drafter ? "the drafter's" : "the target's",
-                                 " weights are not those that the bundle was recorded with"))) {
-    return;
+  if (report->Of("revisions").outcome == doctor::Outcome::kFail) return;
+  std::map<std::string, std::string> target, drafter;
+  for (const auto& [name, fingerprint] : group.fingerprints()) {
+    if (name.starts_with("target ")) target[name.substr(7)] = fingerprint;
+    if (name.starts_with("drafter ")) drafter[name.substr(8)] = fingerprint;
   }
-  report->Of("revisions").blame = doctor::Blame::kModel;
+  JudgeRevisions(doctor::CompareWeights(target, bundle.target_weights()),
+                 doctor::CompareWeights(drafter, bundle.drafter_weights()), report);
 }
 
 // How often the server's counters contradict each other.
@@ -402,7 +467,7 @@ int64_t Contradictions(const v1::GroupDiagnosis& group) {
   for (const v1::ConfidenceCounts& counts : group.confidences()) in_bins += counts.accepted();
   return int64_t{drafted != group.drafted_tokens()} + int64_t{accepted != group.accepted_tokens()} +
          int64_t{by_content != group.rounds()} + int64_t{by_origin != group.rounds()} +
-         int64_t{in_bins != group.accepted_tokens()};
+         int64_t{in_bins > group.accepted_tokens()};  // rounds under rules of requests are in no bin
 }
 
 std::string Causes(const std::string& reason) {
@@ -417,11 +482,18 @@ std::string Causes(const std::string& reason) {
 
 void ExamineDiagnosis(const v1::GetDiagnosisResponse& before, const v1::GetDiagnosisResponse& after,
                       uint64_t own_rounds, const GoldenBundle& bundle, Report* report) {
-  int64_t contradictions = 0;
+  int64_t contradictions = 0, loaded = 0;
   uint64_t context = 0, missing = 0;
   std::vector<std::string> contracts;
   for (const v1::GroupDiagnosis& group : after.groups()) {
     if (group.feature_contract().empty()) continue;  // not ready, or without a drafter
+    const v1::SpeculationHealth& health = group.health();
+    if (health.self_test() == "failed") {
+      report->Fail("end-to-end",
+                   absl::StrCat("group ", group.name(),
+                                " refuses to draft: its self-test failed: ", health.self_test_detail()),
+                   "what its self-test found: " + health.self_test_detail(), doctor::Blame::kUnsettled);
+    }
     report->facts.emplace_back(
         absl::StrCat("group ", group.name()),
         absl::StrFormat(
@@ -433,11 +505,12 @@ void ExamineDiagnosis(const v1::GetDiagnosisResponse& before, const v1::GetDiagn
     CheckRevisions(group, bundle, report);
     const std::string differences = ContractDifferences(group.feature_contract(), bundle.contract());
     if (!differences.empty()) contracts.push_back(absl::StrCat("group ", group.name(), ": ", differences));
+    ++loaded;
     contradictions += Contradictions(group);
     context += group.context_tokens();
     missing += group.context_missing_tokens();
   }
-  if (context == 0) return;  // nobody has drafted
+  if (loaded == 0) return;
   report->Pass("files", 0, 0, "the running groups",
                "every tensor that the configurations call for was found when the groups loaded");
   report->Judge("config", static_cast<double>(contracts.size()), 0,
@@ -445,6 +518,7 @@ void ExamineDiagnosis(const v1::GetDiagnosisResponse& before, const v1::GetDiagn
                 contracts.empty() ? std::string("every field of every group's contract agrees")
                                   : absl::StrJoin(contracts, "; "),
                 "the server reads the drafter as " + absl::StrJoin(contracts, "; "));
+  if (context == 0) return;  // nobody has drafted
   // Coverage says nothing about what is in the context, so it can fail here but not pass.
   if (missing > 0) {
     FailAnyway(
@@ -471,9 +545,12 @@ void ExamineDiagnosis(const v1::GetDiagnosisResponse& before, const v1::GetDiagn
     if (health.verdict() == "unknown") continue;
     const double gap = health.first_draft_confidence() - health.first_draft_acceptance();
     if (health.verdict() == "broken" && health.reason() != "context_missing") {
-      FailAnyway(report, health.reason() == "no_opinion" ? "head" : "calibration",
-                 absl::StrCat("group ", group.name(), ": ", health.reason(), "; ", measured),
-                 Causes(health.reason()));
+      // Weights make no difference between a cached prefix and another.
+      FailAnyway(
+          report, health.reason() == "no_opinion" ? "head" : "calibration",
+          absl::StrCat("group ", group.name(), ": ", health.reason(), "; ", measured),
+          Causes(health.reason()),
+          health.reason() == "prefix_hits_differ" ? doctor::Blame::kIntegration : doctor::Blame::kUnsettled);
     } else if (report->Of("calibration").outcome != doctor::Outcome::kFail) {
       report->Pass("calibration", gap, std::numeric_limits<double>::quiet_NaN(),
                    "the drafter's own probabilities", absl::StrCat(health.verdict(), "; ", measured));

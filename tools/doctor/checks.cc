@@ -125,8 +125,10 @@ absl::Status Checks::CheckTarget(const Sequences& sequences) const {
     report->NotChecked("target", "the bundle holds no hidden states");
     return absl::OkStatus();
   }
-  report->Judge("target", worst, gates.golden, Against(sequences), where,
-                "the target's own layers, its weights or its precision");
+  if (!report->Judge("target", worst, gates.golden, Against(sequences), where,
+                     "the target's own layers, its weights or its precision")) {
+    report->Of("target").blame = Blame::kUnsettled;
+  }
   return absl::OkStatus();
 }
 
@@ -365,8 +367,12 @@ absl::Status Checks::CheckContext(const Sequences& sequences) const {
                     fusion_cause) &&
       any_golden && report->Of("tap-layer").outcome == Outcome::kPass &&
       report->Of("tap-order").outcome == Outcome::kPass) {
-    report->Judge("fusion", golden_fusion, gates.golden, Against(sequences), "c of the last 16 positions",
-                  "other weights of fc or hidden_norm than the bundle's");
+    // What is wrong with the arithmetic is known by now: this is about the weights.
+    if (!report->Judge("fusion", golden_fusion, gates.golden, Against(sequences),
+                       "c of the last 16 positions",
+                       "other weights of fc or hidden_norm than the bundle's")) {
+      report->Of("fusion").blame = Blame::kUnsettled;
+    }
   }
   if (report->Of("injection").outcome != Outcome::kFail) {
     const double worst = std::max({values, norms, origin});
@@ -633,8 +639,10 @@ absl::Status Checks::CheckDraftLogits(const Sequences& sequences) const {
     report->NotChecked("draft-logits", "the bundle holds no draft logits");
     return absl::OkStatus();
   }
-  report->Judge("draft-logits", worst, gates.golden, Against(sequences), "rows 1 .. B - 1 of the first block",
-                "the first failure above; if there is none, weights of the drafter");
+  if (!report->Judge("draft-logits", worst, gates.golden, Against(sequences),
+                     "rows 1 .. B - 1 of the first block", "other weights than the bundle's")) {
+    report->Of("draft-logits").blame = Blame::kUnsettled;
+  }
   return absl::OkStatus();
 }
 
@@ -674,8 +682,14 @@ absl::Status Checks::CheckLongContext(const SequenceRecord& whole, const Sequenc
         ", wanted ", wanted.window == 0 ? std::string("none") : absl::StrCat(wanted.window)));
   }
   const std::string layers = absl::StrJoin(seen, "; ");
+  int64_t longest = 0;
+  for (const DraftLayerMask& mask : contract.layers) longest = std::max(longest, mask.window);
   if (bundle == nullptr) {
     report->NotChecked("window", absl::StrCat("needs a golden bundle; seen: ", layers));
+  } else if (wrong.empty() && longest >= whole.length()) {
+    report->NotChecked(
+        "window", absl::StrCat("a context of ", whole.length(), " does not reach the window of ", longest,
+                               ": --max-context-tokens ", longest + 96, " would"));
   } else if (wrong.empty()) {
     report->Pass("window", worst, gates.stage,
                  absl::StrCat("literals of the bundle, context of ", whole.length()), layers);

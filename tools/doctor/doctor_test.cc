@@ -11,6 +11,7 @@
 #include <fstream>
 #include <functional>
 #include <iterator>
+#include <limits>
 #include <random>
 #include <string>
 #include <utility>
@@ -213,48 +214,193 @@ void WriteDrafter(
   WriteAll(folder / "model.safetensors", bytes);
 }
 
-void ExpectModelProblem(const fs::path& drafter, bool with_bundle) {
-  DoctorOptions options = Options();
-  options.draft_model = drafter;
-  options.max_prompts = 5;
-  if (!with_bundle) options.golden.clear();
-  const absl::StatusOr<Report> report = RunDoctor(options);
-  ASSERT_TRUE(report.ok()) << report.status();
-  EXPECT_EQ(report->verdict().kind, VerdictKind::kModel) << report->ToText(false);
-  EXPECT_EQ(report->ExitCode(), 5);
-  std::vector<std::string> failed = {"end-to-end"};
-  if (with_bundle) failed.insert(failed.begin(), "revisions");
-  std::vector<std::string> actual = Ids(*report, Outcome::kFail);
-  std::erase(actual, "calibration");  // such drafters may be sure of what they do not know, or not
-  EXPECT_EQ(actual, failed);
-  if (with_bundle && report->Of("calibration").outcome == Outcome::kFail) {
-    EXPECT_EQ(report->Of("calibration").blame, Blame::kModel);
-  }
-  EXPECT_THAT(report->verdict().text, HasSubstr("problem of the model"));
-}
-
-TEST(BadDrafterTest, RandomWeightsAreAModelProblem) {
-  const Folder folder("doctor_random_drafter");
+// Ids of a random but fixed subset are of no matter here: `names` says which matrices are made anew.
+void MakeRandom(const fs::path& folder, const std::function<bool(const std::string& name)>& names) {
   std::mt19937 random(1);
-  WriteDrafter(folder.path(), [&](const StoredTensor& tensor, bf16* elements, int64_t count) {
-    if (tensor.shape.size() < 2) return;  // norms stay
+  WriteDrafter(folder, [&](const StoredTensor& tensor, bf16* elements, int64_t count) {
+    if (tensor.shape.size() < 2 || !names(tensor.name)) return;  // norms stay
     std::normal_distribution<float> normal(0, 0.05f);
     for (int64_t i = 0; i < count; ++i) elements[i] = bf16(normal(random));
   });
-  ExpectModelProblem(folder.path(), true);
-  ExpectModelProblem(folder.path(), false);
 }
 
-// Every weight is a trained one, but fc expects the residual of another target: its channels in another
-// order.
-TEST(BadDrafterTest, ADrafterOfAnotherTargetIsAModelProblem) {
-  const Folder folder("doctor_foreign_drafter");
-  WriteDrafter(folder.path(), [&](const StoredTensor& tensor, bf16* elements, int64_t count) {
-    if (tensor.name != "fc.weight") return;
-    const int64_t width = 256;
-    for (int64_t row = 0; row < count; row += width) std::reverse(elements + row, elements + row + width);
+// A copy of the golden bundle with other JSON, and with other tensors.
+using Json = nlohmann::ordered_json;
+std::string CopyBundle(const Folder& folder, const std::function<void(Json& bundle, Json& prompts)>& change) {
+  const fs::path source = kSource / "tests/golden";
+  fs::copy_file(source / "golden_tensors.safetensors", folder.path() / "golden_tensors.safetensors");
+  Json bundle = Json::parse(ReadAll(source / "bundle.json")),
+       prompts = Json::parse(ReadAll(source / "golden.json"));
+  change(bundle, prompts);
+  WriteAll(folder.path() / "bundle.json", bundle.dump());
+  WriteAll(folder.path() / "golden.json", prompts.dump());
+  return folder.path();
+}
+
+enum class Bundle { kWhole, kWithoutFingerprints, kNone };
+
+// The verdict on a pair; no interface may be blamed.
+Report Judged(const std::string& drafter, const std::string& target, Bundle with, VerdictKind kind) {
+  DoctorOptions options = Options();
+  if (!drafter.empty()) options.draft_model = drafter;
+  if (!target.empty()) options.model = target;
+  options.max_prompts = 5;
+  const Folder folder("doctor_bundle");
+  if (with == Bundle::kNone) options.golden.clear();
+  if (with == Bundle::kWithoutFingerprints) {
+    options.golden = CopyBundle(folder, [](Json& bundle, Json&) {
+      bundle.erase("target_weights");
+      bundle.erase("drafter_weights");
+    });
+  }
+  absl::StatusOr<Report> report = RunDoctor(options);
+  EXPECT_TRUE(report.ok()) << report.status();
+  if (!report.ok()) return Report();
+  EXPECT_EQ(report->verdict().kind, kind) << report->ToText(false);
+  for (const Finding& finding : report->findings()) {
+    if (finding.outcome == Outcome::kFail) {
+      EXPECT_NE(finding.blame, Blame::kIntegration) << finding.interface->id;
+    }
+  }
+  return *std::move(report);
+}
+
+void ExpectModelProblem(const std::string& drafter, const std::string& target, const std::string& tensor) {
+  const Report report = Judged(drafter, target, Bundle::kWhole, VerdictKind::kModel);
+  EXPECT_EQ(report.ExitCode(), 5);
+  EXPECT_EQ(report.Of("revisions").outcome, Outcome::kFail);
+  EXPECT_THAT(report.Of("revisions").detail, HasSubstr(tensor));
+  EXPECT_THAT(report.verdict().text, HasSubstr("problem of the model"));
+}
+
+// Random weights, all of them and single layers, and a drafter of another target, whose fc expects the
+// channels of the residual in another order.
+TEST(BadDrafterTest, OtherWeightsAreAModelProblem) {
+  const struct {
+    const char* words;
+    std::function<void(const fs::path&)> make;
+    const char* tensor;
+  } cases[] = {{"random", [](const fs::path& to) { MakeRandom(to, [](const std::string&) { return true; }); },
+                "fc.weight"},
+               {"layer 3 random",
+                [](const fs::path& to) {
+                  MakeRandom(to, [](const std::string& name) { return name.starts_with("layers.3."); });
+                },
+                "layers.3.mlp.down_proj.weight"},
+               {"another target",
+                [](const fs::path& to) {
+                  WriteDrafter(to, [](const StoredTensor& tensor, bf16* elements, int64_t count) {
+                    if (tensor.name != "fc.weight") return;
+                    const int64_t width = 256;
+                    for (int64_t row = 0; row < count; row += width)
+                      std::reverse(elements + row, elements + row + width);
+                  });
+                },
+                "fc.weight (1 of 47 tensors)"}};
+  for (const auto& [words, make, tensor] : cases) {
+    SCOPED_TRACE(words);
+    const Folder folder("doctor_other_drafter");
+    make(folder.path());
+    ExpectModelProblem(folder.path(), "", tensor);
+  }
+}
+
+// Where weights cannot be compared the report says so, and that both are possible.
+TEST(BadDrafterTest, WithoutFingerprintsItMayBeEither) {
+  const Folder folder("doctor_random_drafter");
+  MakeRandom(folder.path(), [](const std::string&) { return true; });
+  for (const Bundle with : {Bundle::kWithoutFingerprints, Bundle::kNone}) {
+    const Report report = Judged(folder.path(), "", with, VerdictKind::kEither);
+    EXPECT_EQ(report.ExitCode(), 6);
+    EXPECT_EQ(report.Of("revisions").outcome, Outcome::kNotChecked);
+    EXPECT_THAT(report.verdict().text,
+                AllOf(HasSubstr("both are possible"), HasSubstr("could not be compared")));
+  }
+}
+
+// A merged adapter: the final norm is the recorded one, matrices are not.
+TEST(BadDrafterTest, AnotherTargetIsAModelProblem) {
+  const Folder folder("doctor_other_target");
+  const fs::path source = Options().model;
+  std::mt19937 random(1);
+  std::normal_distribution<float> normal(0, 0.03f);
+  for (const auto& entry : fs::directory_iterator(source)) {
+    const fs::path to = folder.path() / entry.path().filename();
+    fs::copy_file(entry.path(), to);
+    if (to.extension() != ".safetensors") continue;
+    std::string bytes = ReadAll(to);
+    const SafetensorsFile file = SafetensorsFile::Open(entry.path()).value();
+    for (const StoredTensor& tensor : file.tensors()) {
+      if (tensor.name.find("mlp.down_proj") == std::string::npos || tensor.dtype != "BF16") continue;
+      for (int64_t i = 0; i < tensor.bytes; i += 2) {
+        bf16 element;
+        char* at = bytes.data() + tensor.offset + i;
+        std::memcpy(&element, at, sizeof(element));
+        element = bf16(static_cast<float>(element) + normal(random));
+        std::memcpy(at, &element, sizeof(element));
+      }
+    }
+    WriteAll(to, bytes);
+  }
+  ExpectModelProblem("", folder.path(), "target layers.0.mlp.down_proj.weight");
+}
+
+TEST(BadDrafterTest, WeightsThatAreNoNumbersAreNamed) {
+  const Folder folder("doctor_nan_drafter");
+  WriteDrafter(folder.path(), [](const StoredTensor& tensor, bf16* elements, int64_t) {
+    if (tensor.name == "fc.weight") elements[770] = bf16(std::numeric_limits<float>::quiet_NaN());
   });
-  ExpectModelProblem(folder.path(), true);
+  for (const Bundle with : {Bundle::kWhole, Bundle::kNone}) {
+    const Report report = Judged(folder.path(), "", with, VerdictKind::kModel);
+    EXPECT_STREQ(report.verdict().first_failure->interface->id, "weights");
+    EXPECT_THAT(
+        report.verdict().text,
+        HasSubstr(
+            "drafter are no numbers: fc.weight: 1 of 196608 elements are no finite numbers, the first in "
+            "row 1, column 2"));
+    EXPECT_EQ(report.Of("masks").outcome, Outcome::kNotChecked);
+  }
+}
+
+// Every tensor counts, none differs: then it is not the recorded weights that draft badly. The bundle's
+// acceptance is raised instead.
+TEST(BadDrafterTest, IfEveryInterfaceAgreesItIsTheModel) {
+  DoctorOptions options = Options();
+  options.max_prompts = 5;
+  const Folder folder("doctor_optimist");
+  options.golden = CopyBundle(folder, [](Json&, Json& prompts) {
+    for (Json& prompt : prompts) {
+      for (Json& length : prompt["acceptance_lengths"]) length = 16;
+    }
+  });
+  const absl::StatusOr<Report> report = RunDoctor(options);
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ(report->verdict().kind, VerdictKind::kModel) << report->ToText(false);
+  EXPECT_STREQ(report->verdict().first_failure->interface->id, "end-to-end");
+  EXPECT_EQ(report->Of("revisions").outcome, Outcome::kPass);
+}
+
+// --- bundles that are damaged, or of another pair
+
+TEST(BadBundleTest, IsAnErrorThatNamesTheFile) {
+  const auto error = [](const std::function<void(Json & bundle, Json & prompts)>& change) {
+    const Folder folder("doctor_bad_bundle");
+    DoctorOptions options = Options();
+    options.golden = CopyBundle(folder, change);
+    options.stop_at_first_failure = true;
+    const absl::StatusOr<Report> report = RunDoctor(options);
+    EXPECT_TRUE(absl::IsInvalidArgument(report.status())) << report.status();
+    return std::string(report.status().message());
+  };
+  EXPECT_THAT(
+      error([](Json&, Json& prompts) { prompts[2]["output_ids"] = {5'000'000}; }),
+      HasSubstr("golden.json: prompt 2: output_ids: token id 5000000, but the target's vocabulary has 4096"));
+  EXPECT_THAT(error([](Json&, Json& prompts) {
+                prompts[0]["prompt_ids"] = {1, 2, 4096};
+              }),
+              HasSubstr("golden_tensors.safetensors: p0."));
+  EXPECT_THAT(error([](Json& bundle, Json&) { bundle["drafter_weights"]["no.such.weight"] = "00"; }),
+              HasSubstr("bundle.json: drafter_weights: no.such.weight: the drafter has no such tensor"));
 }
 
 TEST(BadFilesTest, AnEditedConfigurationFailsAtConfigReading) {
@@ -282,6 +428,81 @@ TEST(BadFilesTest, AMissingFileIsAFinding) {
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_STREQ(report->verdict().first_failure->interface->id, "files");
   EXPECT_EQ(report->Of("masks").outcome, Outcome::kNotChecked);
+}
+
+// Files that are none are bad input, not a broken integration; the hint is about the file in question.
+TEST(BadFilesTest, AreBadInput) {
+  const Folder folder("doctor_bad_files");
+  const auto target = [&](const std::string& name, const std::function<void(const fs::path&)>& change) {
+    const fs::path to = folder.path() / name;
+    fs::copy(Options().model, to);
+    change(to);
+    return to.string();
+  };
+  const std::string truncated = target("truncated", [](const fs::path& to) {
+    fs::resize_file(to / "model-00001-of-00002.safetensors", 100'000);
+  });
+  const std::string other_type = target("type", [](const fs::path& to) {
+    std::string config = ReadAll(to / "config.json");
+    config.replace(config.find("qwen3_5"), 7, "qwen9_9");
+    WriteAll(to / "config.json", config);
+  });
+  const struct {
+    std::string model, draft_model, where;
+  } cases[] = {{"/nowhere", "", "--model /nowhere"},
+               {"", "/nowhere", "--draft-model /nowhere"},
+               {truncated, "", "--model " + truncated},
+               {other_type, "", "--model " + other_type}};
+  for (const auto& [model, draft_model, where] : cases) {
+    SCOPED_TRACE(where);
+    DoctorOptions options = Options();
+    if (!model.empty()) options.model = model;
+    if (!draft_model.empty()) options.draft_model = draft_model;
+    const absl::StatusOr<Report> report = RunDoctor(options);
+    ASSERT_TRUE(report.ok()) << report.status();
+    EXPECT_EQ(report->verdict().kind, VerdictKind::kBadInput) << report->ToText(false);
+    EXPECT_EQ(report->ExitCode(), 2);
+    EXPECT_THAT(report->verdict().text, AllOf(HasSubstr(where), Not(HasSubstr("draft_config"))));
+  }
+}
+
+// A window that no context reaches is not checked, whatever agrees.
+TEST(DoctorTest, AWindowOutOfReachIsNotChecked) {
+  const Folder drafter("doctor_wide_window"), bundle("doctor_wide_bundle");
+  WriteDrafter(drafter.path(), [](const StoredTensor&, bf16*, int64_t) {});
+  Json config = Json::parse(ReadAll(drafter.path() / "config.json"));
+  config["sliding_window"] = 2048;
+  WriteAll(drafter.path() / "config.json", config.dump());
+  DoctorOptions options = Options();
+  options.draft_model = drafter.path();
+  options.max_prompts = 2;
+  options.golden = CopyBundle(bundle, [](Json& json, Json&) {
+    for (Json& layer : json["contract"]["layers"]) {
+      if (layer["window"] != 0) layer["window"] = 2048;
+    }
+  });
+  const absl::StatusOr<Report> report = RunDoctor(options);
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ(report->Of("window").outcome, Outcome::kNotChecked) << report->ToText(false);
+  EXPECT_THAT(report->Of("window").detail, HasSubstr("does not reach the window of 2048"));
+}
+
+// With short golden prompts alone the prefix cache is reached all the same.
+TEST(DoctorTest, ShortPromptsLeaveNothingOut) {
+  const Folder bundle("doctor_short_bundle");
+  DoctorOptions options = Options();
+  options.golden = CopyBundle(bundle, [&](Json&, Json& prompts) {
+    for (size_t i = 0; i < prompts.size(); ++i) {
+      if (prompts[i]["prompt_ids"].size() >= 64 && i > 3 && i != 16) prompts[i] = prompts[3];
+    }
+  });
+  options.max_prompts = 2;
+  const absl::StatusOr<Report> report = RunDoctor(options);
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ(report->Of("prefix").outcome, Outcome::kPass) << report->ToText(false);
+  EXPECT_THAT(report->Of("prefix").detail, AllOf(Not(HasSubstr(" 0 of ")), HasSubstr("128 of 147")));
+  EXPECT_THAT(report->Of("preemption").detail, HasSubstr("0 of 2 choices of one prompt"));
+  EXPECT_THAT(report->Of("limits").detail, HasSubstr("stops inside an accepted run"));
 }
 
 // --- builds

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -17,6 +18,9 @@ constexpr Interface kInterfaces[] = {
     {"files", "2", "files", Oracle::kLiteral,
      "A checkpoint is incomplete, or is not what its configuration says.",
      "The folders given as --model and --draft-model: config.json, *.safetensors, the index."},
+    {"weights", "2", "weights are numbers", Oracle::kLiteral,
+     "Weights are NaN or infinite: nothing that is computed from them says anything.",
+     "The conversion or training that wrote the checkpoint; a damaged file."},
     {"revisions", "2", "weight revisions", Oracle::kBundle,
      "The weights are not those that the bundle was recorded with: the pair was never measured.",
      "Which revisions were downloaded; publishers replace weights in place."},
@@ -153,13 +157,28 @@ Style StyleOf(const Finding& finding) {
     case Outcome::kPass:
       return {"\033[32m", "pass"};
     case Outcome::kFail:
-      return finding.blame == Blame::kModel ? Style{"\033[35m", "FAIL (model)"} : Style{"\033[31m", "FAIL"};
+      switch (finding.blame) {
+        case Blame::kModel:
+          return {"\033[35m", "FAIL (model)"};
+        case Blame::kEither:
+          return {"\033[35m", "FAIL (either)"};
+        case Blame::kInput:
+          return {"\033[31m", "FAIL (input)"};
+        case Blame::kIntegration:
+        case Blame::kUnsettled:
+          return {"\033[31m", "FAIL"};
+      }
+      break;
     case Outcome::kSkipped:
       return {"\033[2m", "skipped"};
     case Outcome::kNotChecked:
       return {"\033[33m", "not checked"};
   }
   return {"", "?"};
+}
+
+std::string LookAt(const Finding& finding) {
+  return finding.look_at.empty() ? finding.interface->look_at : finding.look_at;
 }
 
 // Breaks at spaces; later lines begin with `indent`.
@@ -225,6 +244,25 @@ const char* Name(VerdictKind kind) {
       return "model problem";
     case VerdictKind::kIntegration:
       return "integration problem";
+    case VerdictKind::kEither:
+      return "integration or model problem";
+    case VerdictKind::kBadInput:
+      return "bad input";
+  }
+  return "?";
+}
+
+const char* Name(Blame blame) {
+  switch (blame) {
+    case Blame::kIntegration:
+    case Blame::kUnsettled:
+      return "integration";
+    case Blame::kModel:
+      return "model";
+    case Blame::kEither:
+      return "integration or model";
+    case Blame::kInput:
+      return "input";
   }
   return "?";
 }
@@ -285,6 +323,65 @@ void Report::NotChecked(std::string_view id, std::string why) {
   finding.detail = std::move(why);
 }
 
+void Report::FailInput(std::string_view id, const std::string& error, std::string where) {
+  Fail(id, error, error, Blame::kInput);
+  Of(id).look_at = std::move(where);
+}
+
+bool Report::EveryInterfaceAgrees() const {
+  constexpr const char* kBetween[] = {"config",    "tap-layer", "tap-point",    "tap-alignment", "tap-order",
+                                      "fusion",    "injection", "rope",         "embedding",     "masks",
+                                      "window",    "paging",    "draft-layers", "head",          "draft-rows",
+                                      "positions", "block-size"};
+  return std::all_of(std::begin(kBetween), std::end(kBetween), [this](const char* id) {
+    const Finding& finding = Of(id);
+    return finding.outcome == Outcome::kPass || finding.outcome == Outcome::kSkipped ||
+           (finding.outcome == Outcome::kFail && finding.blame == Blame::kUnsettled);
+  });
+}
+
+void Report::Settle() {
+  const bool broken = std::any_of(findings_.begin(), findings_.end(), [](const Finding& finding) {
+    return finding.outcome == Outcome::kFail && finding.blame == Blame::kIntegration;
+  });
+  const bool agree = EveryInterfaceAgrees();
+  bool target_broken = false, follows = false;  // something above that failed
+  for (Finding& finding : findings_) {
+    follows |= finding.outcome == Outcome::kFail && finding.blame == Blame::kIntegration;
+    if (finding.outcome != Outcome::kFail || finding.blame != Blame::kUnsettled) continue;
+    const bool of_target = std::string_view(finding.interface->id) == "target";
+    const bool other =
+        target_weights == Weights::kOther || (!of_target && drafter_weights == Weights::kOther);
+    const bool recorded =
+        target_weights == Weights::kRecorded && (of_target || drafter_weights == Weights::kRecorded);
+    if (broken) {
+      finding.blame = Blame::kIntegration;
+      if (follows) finding.cause = "the first failure above";
+    } else if (other) {
+      finding.blame = Blame::kModel;
+      finding.cause =
+          "weights that are not the recorded ones (random, of another revision, trained for another target "
+          "or "
+          "for other text): " +
+          finding.detail;
+    } else if (!recorded) {
+      finding.blame = Blame::kEither;
+      absl::StrAppend(&finding.cause, finding.cause.empty() ? "" : "; ",
+                      agree ? "every interface agrees, which speaks for the weights; "
+                            : "not every interface was checked; ",
+                      "the weights could not be compared with recorded ones");
+    } else if (of_target || target_broken || !agree) {
+      finding.blame = Blame::kIntegration;
+      target_broken |= of_target;
+    } else {
+      finding.blame = Blame::kModel;
+      finding.cause =
+          "every interface agrees with its oracle, so it is the drafter: its training, this kind of text, or "
+          "weights that were changed where no fingerprint samples them";
+    }
+  }
+}
+
 bool Report::failed() const {
   return std::any_of(findings_.begin(), findings_.end(),
                      [](const Finding& finding) { return finding.outcome == Outcome::kFail; });
@@ -294,24 +391,35 @@ const Verdict Report::verdict() const {
   Verdict verdict;
   std::vector<std::string> others;
   int64_t unchecked = 0;
-  const Finding* first_model = nullptr;
+  const Finding *first_model = nullptr, *first_either = nullptr, *first_input = nullptr;
   for (const Finding& finding : findings_) {
     unchecked += finding.outcome == Outcome::kNotChecked;
     if (finding.outcome != Outcome::kFail) continue;
     if (finding.blame == Blame::kModel) {
       if (first_model == nullptr) first_model = &finding;
+    } else if (finding.blame == Blame::kEither) {
+      if (first_either == nullptr) first_either = &finding;
+    } else if (finding.blame == Blame::kInput) {
+      if (first_input == nullptr) first_input = &finding;
     } else if (verdict.first_failure == nullptr) {
       verdict.first_failure = &finding;
     } else {
       others.emplace_back(finding.interface->id);
     }
   }
+  if (first_input != nullptr) {
+    verdict.kind = VerdictKind::kBadInput;
+    verdict.first_failure = first_input;
+    verdict.text =
+        absl::StrCat("Nothing was examined: ", first_input->cause, ". Look at: ", first_input->look_at);
+    return verdict;
+  }
   if (verdict.first_failure != nullptr) {
     const Finding& first = *verdict.first_failure;
     verdict.kind = VerdictKind::kIntegration;
     verdict.text =
         absl::StrCat("The integration is broken at \"", first.interface->title, "\" (", first.interface->id,
-                     "). Most probable cause: ", first.cause, ". Look at: ", first.interface->look_at);
+                     "). Most probable cause: ", first.cause, ". Look at: ", LookAt(first));
     if (!others.empty()) {
       absl::StrAppend(&verdict.text, " Also failing behind it: ", absl::StrJoin(others, ", "),
                       ". Mend the first one and run the doctor again.");
@@ -322,14 +430,23 @@ const Verdict Report::verdict() const {
     verdict.kind = VerdictKind::kModel;
     verdict.first_failure = first_model;
     verdict.text = absl::StrCat("No interface of the integration failed, so this is a problem of the model: ",
-                                first_model->cause, ".");
+                                first_model->cause, " (", first_model->interface->id, ").");
+  } else if (first_either != nullptr) {
+    verdict.kind = VerdictKind::kEither;
+    verdict.first_failure = first_either;
+    verdict.text = absl::StrCat(
+        "\"", first_either->interface->title, "\" (", first_either->interface->id,
+        ") fails, and both are possible: other weights than those that were recorded (random, another "
+        "revision, trained "
+        "for another target), or a broken integration. ",
+        first_either->cause,
+        ". What tells: a golden bundle with fingerprints (docs/golden-bundle.md), of a running server with "
+        "--admin-address; and the doctor of the pair, --model DIR --draft-model DIR.");
   } else if (unchecked > 0) {
     verdict.kind = VerdictKind::kIncomplete;
-    verdict.text = absl::StrCat("Nothing failed, but ", unchecked,
-                                unchecked == 1 ? " interface was" : " interfaces were",
-                                " not checked. What reads the same configuration with the same code shares "
-                                "its mistakes: give a golden bundle "
-                                "of another implementation (--golden DIR).");
+    verdict.text =
+        absl::StrCat("Nothing failed, but ", unchecked,
+                     unchecked == 1 ? " interface was" : " interfaces were", " not checked. ", advice);
   } else {
     verdict.kind = VerdictKind::kHealthy;
     verdict.text = "Every interface that applies agrees with its oracle.";
@@ -346,6 +463,10 @@ int Report::ExitCode() const {
       return 5;
     case VerdictKind::kIntegration:
       return 1;
+    case VerdictKind::kEither:
+      return 6;
+    case VerdictKind::kBadInput:
+      return 2;
   }
   return 1;
 }
@@ -362,10 +483,10 @@ std::string Report::ToText(bool colours) const {
   for (const Finding& finding : findings_) {
     const Style style = StyleOf(finding);
     const bool number = !std::isnan(finding.measured);
-    absl::StrAppendFormat(&text, "%-8s %-44s %s %-10s %-9s %s\n", finding.interface->numbers,
-                          finding.interface->title, paint(absl::StrFormat("%-13s", style.mark), style.colour),
-                          number ? Number(finding.measured) : "", std::isnan(finding.limit) ? "" : Number(finding.limit),
-                          Name(finding.interface->oracle));
+    absl::StrAppendFormat(
+        &text, "%-8s %-44s %s %-10s %-9s %s\n", finding.interface->numbers, finding.interface->title,
+        paint(absl::StrFormat("%-13s", style.mark), style.colour), number ? Number(finding.measured) : "",
+        std::isnan(finding.limit) ? "" : Number(finding.limit), Name(finding.interface->oracle));
     if (finding.outcome == Outcome::kPass) continue;
     const std::string indent(9, ' ');
     const auto line = [&](const char* label, const std::string& words) {
@@ -381,7 +502,7 @@ std::string Report::ToText(bool colours) const {
     line("against:  ", finding.compared);
     line("cause:    ", finding.cause);
     line("means:    ", std::string(finding.interface->meaning));
-    line("look at:  ", std::string(finding.interface->look_at));
+    line("look at:  ", LookAt(finding));
   }
   int64_t counts[4] = {0, 0, 0, 0};
   for (const Finding& finding : findings_) ++counts[static_cast<size_t>(finding.outcome)];
@@ -411,10 +532,10 @@ std::string Report::ToJson() const {
                   {"compared_with", finding.compared},
                   {"detail", finding.detail}};
     if (finding.outcome == Outcome::kFail) {
-      entry["blame"] = finding.blame == Blame::kModel ? "model" : "integration";
+      entry["blame"] = Name(finding.blame);
       entry["cause"] = finding.cause;
       entry["meaning"] = interface.meaning;
-      entry["look_at"] = interface.look_at;
+      entry["look_at"] = LookAt(finding);
     }
     root["interfaces"].push_back(std::move(entry));
   }

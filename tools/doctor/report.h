@@ -29,7 +29,16 @@ enum class Outcome : uint8_t {
 };
 
 // Whose fault a failure is.
-enum class Blame : uint8_t { kIntegration, kModel };
+enum class Blame : uint8_t {
+  kIntegration,
+  kModel,
+  kEither,     // nothing tells: the weights could not be compared
+  kInput,      // a file that cannot be read as what it should be
+  kUnsettled,  // what weights can cause as well as an integration; Report::Settle decides
+};
+
+// The weights of a model beside those of the bundle.
+enum class Weights : uint8_t { kUnknown, kRecorded, kOther };
 
 // An interface, whatever was found there.
 struct Interface {
@@ -54,6 +63,7 @@ struct Finding {
   std::string compared;  // with what
   std::string detail;    // what was seen
   std::string cause;     // of a failure: the most probable one
+  std::string look_at;   // of a failure; empty: the interface's
 };
 
 enum class VerdictKind : uint8_t {
@@ -61,6 +71,8 @@ enum class VerdictKind : uint8_t {
   kIncomplete,   // nothing failed, but not everything was checked
   kModel,        // the integration is right, the drafter is bad at this target's text
   kIntegration,  // the first failing interface says where to look
+  kEither,       // integration or model: what would tell was not there
+  kBadInput,     // nothing could be examined
 };
 
 struct Verdict {
@@ -84,6 +96,14 @@ class Report {
   void Skip(std::string_view id, std::string why);
   void NotChecked(std::string_view id, std::string why);
 
+  // A file that cannot be examined: `where` names it for the reader.
+  void FailInput(std::string_view id, const std::string& error, std::string where);
+
+  // Decides who is to blame for the failures that weights can cause as well: with an interface failing, the
+  // integration; with other weights than recorded, the model; with the recorded ones, or compared by nobody,
+  // what the interfaces say. Once, when all is examined.
+  void Settle();
+
   const std::vector<Finding>& findings() const { return findings_; }
   bool failed() const;
   const Verdict verdict() const;
@@ -91,16 +111,27 @@ class Report {
   // Facts for the heading: model folders, backend, ranks, bundle.
   std::vector<std::pair<std::string, std::string>> facts;
   double seconds = 0;
+  // What would check what was not checked, for a verdict in which nothing failed.
+  std::string advice =
+      "What reads the same configuration with the same code shares its mistakes: give a golden bundle of "
+      "another "
+      "implementation (--golden DIR).";
+  // As far as fingerprints tell (revisions.h).
+  Weights target_weights = Weights::kUnknown, drafter_weights = Weights::kUnknown;
 
   std::string ToText(bool colours) const;
   std::string ToJson() const;
-  // 0: nothing failed. 1: the integration is broken. 5: the drafter is bad.
+  // 0: nothing failed. 1: the integration is broken. 2: a file is none. 5: the drafter is bad. 6: the
+  // integration or the drafter.
   int ExitCode() const;
 
  private:
+  // Every interface between files and draft logits agrees with its oracle.
+  bool EveryInterfaceAgrees() const;
   std::vector<Finding> findings_;
 };
 
+const char* Name(Blame blame);
 const char* Name(Outcome outcome);
 const char* Name(Oracle oracle);
 const char* Name(VerdictKind kind);

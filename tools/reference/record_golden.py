@@ -12,7 +12,6 @@ need transformers' tokenizer). Every round runs the target over the whole text a
 """
 
 import argparse
-import hashlib
 import json
 import multiprocessing
 import os
@@ -22,54 +21,19 @@ import sys
 import torch
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from checkpoint_files import Tensors, layer_types, parts_of_bundle, read_contract  # noqa: E402
 from plain_models import PlainDrafter, PlainTarget, rms  # noqa: E402
 
 DTYPES = {"BF16": torch.bfloat16, "F32": torch.float32, "F16": torch.float16}
 LAST_ROWS = 16  # of taps and context features
 FIRST_ROWS = 64  # of hidden states
-TARGET_FINGERPRINTS = ["norm.weight"]
-DRAFTER_FINGERPRINTS = ["fc.weight", "hidden_norm.weight", "norm.weight", "layers.0.self_attn.k_proj.weight"]
 
 
-class Checkpoint:
-    """Tensors of a folder by canonical name, read when they are asked for."""
-
-    def __init__(self, folder):
-        self.tensors = {}
-        index = os.path.join(folder, "model.safetensors.index.json")
-        files = ["model.safetensors"]
-        if os.path.exists(index):
-            with open(index) as file:
-                files = sorted(set(json.load(file)["weight_map"].values()))
-        for name in files:
-            path = os.path.join(folder, name)
-            with open(path, "rb") as file:
-                (size,) = struct.unpack("<Q", file.read(8))
-                header = json.loads(file.read(size))
-            for tensor, entry in header.items():
-                if tensor == "__metadata__":
-                    continue
-                for prefix in ("model.language_model.", "model."):
-                    if tensor.startswith(prefix):
-                        tensor = tensor[len(prefix):]
-                        break
-                self.tensors[tensor] = (path, 8 + size, entry)
-
-    def raw(self, name):
-        path, base, entry = self.tensors[name]
-        begin, end = entry["data_offsets"]
-        with open(path, "rb") as file:
-            file.seek(base + begin)
-            return file.read(end - begin)
-
+class Checkpoint(Tensors):
     def get(self, name, device, dtype):
         entry = self.tensors[name][2]
-        data = torch.frombuffer(bytearray(self.raw(name)), dtype=DTYPES[entry["dtype"]])
+        data = torch.frombuffer(bytearray(self.read(name, 0, self.size(name))), dtype=DTYPES[entry["dtype"]])
         return data.reshape(entry["shape"]).to(device=device, dtype=dtype)
-
-    def fingerprint(self, name):
-        data = self.raw(name)
-        return hashlib.sha256(struct.pack("<Q", len(data)) + data).hexdigest()
 
 
 class Target:
@@ -110,7 +74,7 @@ class Drafter:
         weights = Checkpoint(args.draft_model)
         self.weights = {name: weights.get(name, device, dtype) for name in weights.tensors}
         self.contract = read_contract(config)
-        self.model = PlainDrafter({**config, "rope_theta": self.contract["rope_theta"],
+        self.model = PlainDrafter({**config, "rope_theta": self.contract["rope_theta"], "layer_types": layer_types(config),
                                    "sliding_window": max(layer["window"] for layer in self.contract["layers"])})
         for kind in self.contract["layers"]:  # what PlainDrafter computes
             if (kind["kind"] == "sliding_attention") != kind["causal"]:
@@ -118,30 +82,6 @@ class Drafter:
 
     def features(self, taps):
         return self.model.features(self.weights, torch.cat([taps[k + 1] for k in self.contract["target_layer_ids"]], -1))
-
-
-def read_contract(config):
-    nested = config.get("dflash_config") or {}
-
-    def either(key):
-        value = nested.get(key, config.get(key))
-        if value is None:
-            sys.exit(f"config.json of the drafter has no {key}")
-        return value
-
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    theta = rope.get("rope_theta", config.get("rope_theta"))
-    if theta is None:
-        sys.exit("config.json of the drafter has no rope_theta")
-    is_causal = nested.get("causal", config.get("is_causal"))
-    layers = []
-    for kind in config.get("layer_types") or ["full_attention"] * config["num_hidden_layers"]:
-        sliding = kind == "sliding_attention"
-        layers.append({"kind": kind, "window": config["sliding_window"] if sliding else 0,
-                       "causal": sliding if is_causal is None else is_causal})
-    return {"target_layer_ids": either("target_layer_ids"), "mask_token_id": either("mask_token_id"),
-            "block_size": either("block_size"), "rope_theta": float(theta), "rotary_fraction": 1.0,
-            "rms_norm_eps": config["rms_norm_eps"], "layers": layers}
 
 
 def generate(target, drafter, prompt, max_tokens, stops, vocabulary):
@@ -245,6 +185,11 @@ def run_job(numbered):
 def main(args):
     with open(args.prompts) as file:
         prompts = list(enumerate(json.load(file)))
+    beside = os.path.join(os.path.dirname(args.prompts), "bundle.json")  # prompts of a bundle that keeps their chats apart
+    if os.path.exists(beside):
+        with open(beside) as file:
+            for number, chat in json.load(file).get("chats", {}).items():
+                prompts[int(number)][1].setdefault("chat", chat)
     if args.jobs > 1:
         with multiprocessing.get_context("spawn").Pool(args.jobs, start_job, (args,)) as pool:
             # The longest first, so that none of them is begun last.
@@ -254,18 +199,12 @@ def main(args):
     else:
         start_job(args)
         results = [run_job(prompt) for prompt in prompts]
-    target, drafter = (Checkpoint(folder) for folder in (args.model, args.draft_model))
-    with open(os.path.join(args.draft_model, "config.json")) as file:
-        contract = read_contract(json.load(file))
     records = [record for record, _ in results]
     tensors = {name: tensor for _, kept in results for name, tensor in kept.items()}
     os.makedirs(args.out)
     write_tensors(os.path.join(args.out, "tensors.safetensors"), tensors)
-    bundle = {"format": "dflash-golden-1", "producer": f"PyTorch {torch.__version__}, {args.reference}, {args.dtype}",
-              "prompts": "prompts.json", "tensors": "tensors.safetensors",
-              "target_weights": {name: target.fingerprint(name) for name in TARGET_FINGERPRINTS},
-              "drafter_weights": {name: drafter.fingerprint(name) for name in DRAFTER_FINGERPRINTS},
-              "contract": contract}
+    bundle = {"producer": f"PyTorch {torch.__version__}, {args.reference}, {args.dtype}", "prompts": "prompts.json",
+              "tensors": "tensors.safetensors", **parts_of_bundle(args.model, args.draft_model)}
     for name, value in (("prompts.json", records), ("bundle.json", bundle)):
         with open(os.path.join(args.out, name), "w") as file:
             json.dump(value, file, indent=1)

@@ -707,13 +707,15 @@ absl::Status Engine::Impl::CollectRound(StepReport& report) {
       report.not_speculated.emplace_back(ReasonNotToSpeculate(sequence, round.block));
     }
     const RoundReport of_sequence = {.drafted = what.result.rows - 1, .accepted = what.result.accepted};
-    DecodedRound decoded = {.round = of_sequence,
-                            .emitted = what.result.emitted,
-                            .confidences = std::move(what.confidences),
-                            .temperature = sequence.request.sampling.temperature,
-                            .content = sequence.content.current(),
-                            .origin = sequence.origin,
-                            .context_tokens = what.result.position - what.result.emitted};
+    DecodedRound decoded = {
+        .round = of_sequence,
+        .emitted = what.result.emitted,
+        .confidences = std::move(what.confidences),
+        .temperature = sequence.request.sampling.temperature,
+        .other_law = sequence.rules != nullptr && sequence.rules->ChangesLaw(what.result.rows),
+        .content = sequence.content.current(),
+        .origin = sequence.origin,
+        .context_tokens = what.result.position - what.result.emitted};
     if (drafter_ != nullptr) {
       decoded.context_missing =
           std::min<int64_t>(table_->lengths(sequence.slot).draft_context_start, decoded.context_tokens);

@@ -46,6 +46,8 @@ struct DecodedRound {
   int32_t emitted = 0;  // tokens; equal to the accepted drafts where one of them ended the output
   std::vector<float> confidences = {};  // of the drafts, by the drafter itself; empty where it has none
   float temperature = 0;
+  // Penalties, a constraint and the like changed what the target says, which the drafter does not know of.
+  bool other_law = false;
   ContentClass content = ContentClass::kText;  // at the anchor
   ContextOrigin origin = ContextOrigin::kCold;
   int64_t context_tokens = 0;   // before the anchor

@@ -62,6 +62,12 @@ absl::StatusOr<std::unique_ptr<SequenceRules>> SequenceRules::Create(
   return rules;
 }
 
+bool SequenceRules::ChangesLaw(int64_t rows) const {
+  return has_penalties() || !bias_.empty() || !bad_words_.empty() || constraint_ != nullptr ||
+         static_cast<int64_t>(output_.size()) < min_tokens_ ||
+         (budget_.max_tokens >= 0 && place_.thinks && place_.thought + rows >= budget_.max_tokens);
+}
+
 void SequenceRules::Advance(int32_t token, Place& place) const {
   if (token == thinking_open_ && token >= 0) {
     place.thinks = true;

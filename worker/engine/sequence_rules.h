@@ -33,6 +33,11 @@ class SequenceRules {
   // each further one the row after one more of `drafts`. The rows exist.
   void Describe(std::span<const int32_t> drafts, size_t first_row, RuleBatch& batch) const;
 
+  // Whether the target says something else than it would without rules, in the next `rows` rows: there are
+  // penalties, biases, bad words or a constraint, the output is shorter than min_tokens, or its thinking may
+  // reach its end. What the drafter expects is then no measure of it.
+  bool ChangesLaw(int64_t rows) const;
+
   // The constraint has all that it may have, and no end token can say so.
   bool IsComplete() const;
   // No token may follow, whatever its logit: what the constraint or the end of thinking leaves is forbidden

@@ -3,7 +3,9 @@
 #include "worker/engine/sequence_rules.h"
 
 #include <algorithm>
+#include <functional>
 #include <limits>
+#include <memory>
 #include <random>
 #include <vector>
 
@@ -188,6 +190,42 @@ TEST(SequenceRules, RefusesTokensThatDoNotExist) {
   request.logit_bias.clear();
   request.bad_words = {{1, -1}};
   EXPECT_EQ(SequenceRules::Create(request, kVocabulary).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+// Which rows say something else than the target alone would.
+TEST(SequenceRulesTest, TellsWhereTheLawIsAnother) {
+  const auto changes = [](int64_t emitted, const std::function<void(GenerationRequest&)>& set) {
+    GenerationRequest request;
+    request.prompt_tokens = {1};
+    set(request);
+    const std::unique_ptr<SequenceRules> rules = SequenceRules::Create(request, kVocabulary).value();
+    if (rules == nullptr) return false;
+    for (int64_t i = 0; i < emitted; ++i) rules->Append(1);
+    return rules->ChangesLaw(16);
+  };
+  using Request = GenerationRequest;
+  EXPECT_FALSE(changes(5, [](Request&) {}));
+  EXPECT_TRUE(changes(5, [](Request& r) { r.repetition_penalty = 1.1f; }));
+  EXPECT_TRUE(changes(5, [](Request& r) { r.frequency_penalty = 2; }));
+  EXPECT_TRUE(changes(5, [](Request& r) { r.presence_penalty = -1; }));
+  EXPECT_TRUE(changes(5, [](Request& r) { r.logit_bias = {{.token = 3, .bias = 1}}; }));
+  EXPECT_TRUE(changes(5, [](Request& r) { r.bad_words = {{3, 4}}; }));
+  const auto min_tokens = [](Request& r) {
+    r.stop_token_ids = {kEnd};
+    r.min_tokens = 6;
+  };
+  EXPECT_TRUE(changes(5, min_tokens));
+  EXPECT_FALSE(changes(6, min_tokens));
+  const auto thinks = [](Request& r) {
+    r.prompt_tokens = {kOpen};
+    r.thinking = {.max_tokens = 40, .open = kOpen, .close = kClose};
+  };
+  EXPECT_FALSE(changes(23, thinks));
+  EXPECT_TRUE(changes(24, thinks));
+  EXPECT_FALSE(changes(39, [&](Request& r) {
+    thinks(r);
+    r.prompt_tokens.push_back(kClose);
+  }));
 }
 
 }  // namespace

@@ -99,7 +99,7 @@ void HealthMonitor::Sums::Add(const Sums& other) {
 }
 
 void HealthMonitor::Add(const DecodedRound& round) {
-  if (round.round.drafted == 0 || round.temperature > 1 ||
+  if (round.round.drafted == 0 || round.temperature > 1 || round.other_law ||
       round.confidences.size() < static_cast<size_t>(round.round.drafted)) {
     return;
   }

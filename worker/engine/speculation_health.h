@@ -52,7 +52,8 @@ struct SpeculationHealth {
 };
 
 // Judges the last 2,048 rounds that can be judged: with drafts and their probabilities, at a temperature of
-// at most 1 (above it the target rightly refuses what the drafter rightly expects). One thread.
+// at most 1, and under no rules of the request's parameters (else the target rightly refuses what the drafter
+// rightly expects). One thread.
 class HealthMonitor {
  public:
   void Add(const DecodedRound& round);

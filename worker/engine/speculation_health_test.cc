@@ -20,6 +20,7 @@ struct Model {
   float temperature = 0;
   ContextOrigin origin = ContextOrigin::kCold;
   int64_t context_missing = 0;
+  bool other_law = false;
 };
 
 DecodedRound Round(const Model& model, std::mt19937& random) {
@@ -38,6 +39,7 @@ DecodedRound Round(const Model& model, std::mt19937& random) {
   round.origin = model.origin;
   round.context_tokens = 100;
   round.context_missing = model.context_missing;
+  round.other_law = model.other_law;
   return round;
 }
 
@@ -87,6 +89,15 @@ TEST(SpeculationHealthTest, ConfidentAndRejectedIsBroken) {
   // Also where most of the text is hard.
   Expect(After({{1500, {.confidence = 0.2}}, {500, {.confidence = 0.8, .lost = 0.3}}}),
          HealthVerdict::kBroken, HealthReason::kConfidentAndRejected);
+}
+
+// Penalties and constraints make the target refuse what the drafter rightly expects.
+TEST(SpeculationHealthTest, RulesOfRequestsAreNoDefectAndHideNone) {
+  const Model ruled = {.confidence = 0.8, .lost = 0.5, .cliff = 2, .other_law = true};
+  Expect(After({{2048, ruled}}), HealthVerdict::kUnknown, HealthReason::kTooFewRounds);
+  Expect(After({{500, {}}, {2048, ruled}}), HealthVerdict::kHealthy, HealthReason::kNone);
+  Expect(After({{500, {.lost = 0.4}}, {2048, ruled}}), HealthVerdict::kBroken,
+         HealthReason::kConfidentAndRejected);
 }
 
 TEST(SpeculationHealthTest, ACliffInTheBlockIsBroken) {

@@ -10,10 +10,11 @@
 #include <set>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/check.h"
 #include "base/regular_file.h"
-#include "base/sha256.h"
 #include "base/status.h"
 #include "text/ordered_json.h"
 
@@ -22,7 +23,10 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr char kFormat[] = "dflash-golden-1";
+constexpr char kFormat[] = "dflash-golden-2";
+constexpr char kFirstFormat[] = "dflash-golden-1";  // its fingerprints were those of a few whole tensors
+constexpr int64_t kFirstRows = 64;                  // of a prompt, of hidden states
+constexpr int64_t kLastRows = 16;                   // of taps and context features
 constexpr char kBundleFile[] = "bundle.json";
 constexpr size_t kMaxFileBytes = size_t{256} << 20;
 constexpr size_t kMaxPrompts = 4096;
@@ -60,6 +64,12 @@ class Object {
       return Bad(key, absl::StrCat(number, " is not in [", lowest, ", ", highest, "]"));
     return number;
   }
+  absl::StatusOr<int64_t> Integer(const std::string& key, int64_t lowest, int64_t highest) {
+    const Json* value = Find(key);
+    if (value == nullptr || !IsInteger(*value, lowest, highest))
+      return Bad(key, absl::StrCat("a whole number in [", lowest, ", ", highest, "] is required"));
+    return value->get<int64_t>();
+  }
   // A list of whole numbers in [lowest, highest].
   template <typename T>
   absl::Status Integers(const std::string& key, int64_t lowest, int64_t highest, bool required,
@@ -68,11 +78,7 @@ class Object {
     if (list == nullptr && !required) return absl::OkStatus();
     if (list == nullptr || !list->is_array()) return Bad(key, "a list of whole numbers is required");
     for (const Json& entry : *list) {
-      const bool is_integer =
-          entry.is_number_integer() &&
-          !(entry.is_number_unsigned() &&
-            entry.get<uint64_t>() > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()));
-      if (!is_integer || entry.get<int64_t>() < lowest || entry.get<int64_t>() > highest)
+      if (!IsInteger(entry, lowest, highest))
         return Bad(key, absl::StrCat("not a whole number in [", lowest, ", ", highest, "]"));
       to->push_back(static_cast<T>(entry.get<int64_t>()));
     }
@@ -98,6 +104,12 @@ class Object {
 
  private:
   Object(const Json& json, std::string path) : json_(&json), path_(std::move(path)) {}
+  static bool IsInteger(const Json& value, int64_t lowest, int64_t highest) {
+    constexpr auto kMost = static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
+    if (!value.is_number_integer() || (value.is_number_unsigned() && value.get<uint64_t>() > kMost))
+      return false;
+    return value.get<int64_t>() >= lowest && value.get<int64_t>() <= highest;
+  }
   const Json* json_;
   std::string path_;
   std::set<std::string> read_;
@@ -108,10 +120,9 @@ absl::StatusOr<ExpectedContract> ReadContract(const Json& json, const std::strin
   ExpectedContract contract;
   DFLASH_RETURN_IF_ERROR(object.Integers("target_layer_ids", 0, 1 << 20, true, &contract.taps));
   if (contract.taps.empty()) return object.Bad("target_layer_ids", "empty");
-  DFLASH_ASSIGN_OR_RETURN(const double mask, object.Number("mask_token_id", 0, 1 << 30));
+  DFLASH_ASSIGN_OR_RETURN(const int64_t mask, object.Integer("mask_token_id", 0, 1 << 30));
   contract.mask_token_id = static_cast<int32_t>(mask);
-  DFLASH_ASSIGN_OR_RETURN(const double block, object.Number("block_size", 2, 1 << 10));
-  contract.block_size = static_cast<int64_t>(block);
+  DFLASH_ASSIGN_OR_RETURN(contract.block_size, object.Integer("block_size", 2, 1 << 10));
   DFLASH_ASSIGN_OR_RETURN(contract.rope_theta, object.Number("rope_theta", 1, 1e12));
   DFLASH_ASSIGN_OR_RETURN(contract.rotary_fraction, object.Number("rotary_fraction", 0, 1));
   DFLASH_ASSIGN_OR_RETURN(contract.rms_norm_eps, object.Number("rms_norm_eps", 0, 1));
@@ -124,8 +135,7 @@ absl::StatusOr<ExpectedContract> ReadContract(const Json& json, const std::strin
     if (kind != "sliding_attention" && kind != "full_attention") return layer.Bad("kind", "unknown: " + kind);
     DraftLayerMask mask_of_layer;
     mask_of_layer.kind = kind == "full_attention" ? DraftLayerKind::kFull : DraftLayerKind::kSliding;
-    DFLASH_ASSIGN_OR_RETURN(const double window, layer.Number("window", 0, 1 << 30));
-    mask_of_layer.window = static_cast<int64_t>(window);
+    DFLASH_ASSIGN_OR_RETURN(mask_of_layer.window, layer.Integer("window", 0, 1 << 30));
     const Json* causal = layer.Find("causal");
     if (causal == nullptr || !causal->is_boolean()) return layer.Bad("causal", "true or false is required");
     mask_of_layer.causal = causal->get<bool>();
@@ -149,7 +159,7 @@ absl::StatusOr<GoldenChat> ReadChat(const Json& json, const std::string& path) {
   return chat;
 }
 
-absl::StatusOr<std::vector<GoldenPrompt>> ReadPrompts(const std::string& path) {
+absl::StatusOr<std::vector<GoldenPrompt>> ReadPrompts(const std::string& path, int64_t block_size) {
   DFLASH_ASSIGN_OR_RETURN(const Json json, ReadJson(path));
   if (!json.is_array() || json.empty() || json.size() > kMaxPrompts)
     return absl::InvalidArgumentError(
@@ -167,7 +177,7 @@ absl::StatusOr<std::vector<GoldenPrompt>> ReadPrompts(const std::string& path) {
     DFLASH_RETURN_IF_ERROR(object.Integers("prompt_ids", 0, kMaxId, true, &prompt.prompt_ids));
     DFLASH_RETURN_IF_ERROR(object.Integers("output_ids", 0, kMaxId, true, &prompt.output_ids));
     DFLASH_RETURN_IF_ERROR(
-        object.Integers("acceptance_lengths", 1, kMaxId, false, &prompt.acceptance_lengths));
+        object.Integers("acceptance_lengths", 1, block_size, false, &prompt.acceptance_lengths));
     if (prompt.prompt_ids.empty()) return object.Bad("prompt_ids", "empty");
     if (prompt.output_ids.empty()) return object.Bad("output_ids", "empty");
     if (const Json* chat = object.Find("chat")) {
@@ -190,6 +200,17 @@ std::string MaskText(const DraftLayerMask& mask) {
   return absl::StrCat(mask.kind == DraftLayerKind::kSliding ? "sliding" : "full", ":",
                       mask.window == 0 ? std::string("unlimited") : absl::StrCat(mask.window), ":",
                       mask.causal ? "causal" : "bidirectional");
+}
+
+// "[9, any, 256]"
+std::string ShapeText(const std::vector<int64_t>& shape) {
+  return absl::StrCat("[",
+                      absl::StrJoin(shape, ", ",
+                                    [](std::string* out, int64_t size) {
+                                      absl::StrAppend(out,
+                                                      size == 0 ? std::string("any") : absl::StrCat(size));
+                                    }),
+                      "]");
 }
 
 std::string MasksText(const std::vector<DraftLayerMask>& masks) {
@@ -267,7 +288,8 @@ absl::StatusOr<GoldenBundle> GoldenBundle::Open(const std::string& folder) {
   DFLASH_ASSIGN_OR_RETURN(const Json json, ReadJson(path));
   DFLASH_ASSIGN_OR_RETURN(Object object, Object::Create(json, path));
   DFLASH_ASSIGN_OR_RETURN(const std::string format, object.Text("format"));
-  if (format != kFormat) return object.Bad("format", absl::StrCat("only ", kFormat, " is known"));
+  if (format != kFormat && format != kFirstFormat)
+    return object.Bad("format", absl::StrCat("only ", kFormat, " and ", kFirstFormat, " are known"));
   DFLASH_ASSIGN_OR_RETURN(const std::string tensors_path, FileIn(object, folder, "tensors"));
   DFLASH_ASSIGN_OR_RETURN(SafetensorsFile tensors, SafetensorsFile::Open(tensors_path));
   GoldenBundle bundle(std::move(tensors));
@@ -279,7 +301,12 @@ absl::StatusOr<GoldenBundle> GoldenBundle::Open(const std::string& folder) {
   DFLASH_ASSIGN_OR_RETURN(bundle.target_weights_, object.TextMap("target_weights"));
   DFLASH_ASSIGN_OR_RETURN(bundle.drafter_weights_, object.TextMap("drafter_weights"));
   DFLASH_ASSIGN_OR_RETURN(const std::string prompts_path, FileIn(object, folder, "prompts"));
-  DFLASH_ASSIGN_OR_RETURN(bundle.prompts_, ReadPrompts(prompts_path));
+  DFLASH_ASSIGN_OR_RETURN(bundle.prompts_, ReadPrompts(prompts_path, bundle.contract_.block_size));
+  bundle.prompts_path_ = prompts_path;
+  if (format == kFirstFormat) {
+    bundle.target_weights_.clear();
+    bundle.drafter_weights_.clear();
+  }
   // Chats of prompts whose file has none.
   if (const Json* chats = object.Find("chats")) {
     if (!chats->is_object()) return object.Bad("chats", "not an object");
@@ -294,7 +321,110 @@ absl::StatusOr<GoldenBundle> GoldenBundle::Open(const std::string& folder) {
     }
   }
   DFLASH_RETURN_IF_ERROR(object.CheckAllRead());
+  DFLASH_RETURN_IF_ERROR(bundle.CheckTensors());
   return bundle;
+}
+
+PairSizes SizesOf(const TargetConfig& target) {
+  return {.vocabulary = target.vocab_size,
+          .head_rows = target.vocab_size,
+          .hidden_size = target.hidden_size,
+          .layers = static_cast<int64_t>(target.layers.size())};
+}
+
+absl::Status GoldenBundle::CheckTensor(const StoredTensor& tensor, size_t prompt,
+                                       const std::string& name) const {
+  const auto bad = [&](const std::string& what) {
+    return absl::InvalidArgumentError(absl::StrCat(tensors_.path(), ": ", tensor.name, ": ", what));
+  };
+  const auto length = static_cast<int64_t>(prompts_[prompt].prompt_ids.size());
+  const auto taps = static_cast<int64_t>(contract_.taps.size());
+  std::vector<int64_t> shape;  // 0: any size
+  if (name == "hidden_states") shape = {0, std::min(length, kFirstRows), 0};
+  if (name == "last_logits") shape = {0};
+  if (name == "taps_last16") shape = {std::min(length, kLastRows), 0};
+  if (name == "context_feature_last16") shape = {std::min(length, kLastRows), 0};
+  if (name == "draft_logits") shape = {contract_.block_size - 1, 0};
+  if (shape.empty()) return absl::OkStatus();  // the recorder's own
+  if (tensor.dtype != "F32") return bad(absl::StrCat("dtype ", tensor.dtype, ", wanted F32"));
+  const bool fits =
+      std::equal(shape.begin(), shape.end(), tensor.shape.begin(), tensor.shape.end(),
+                 [](int64_t wanted, int64_t stored) { return wanted == 0 ? stored > 0 : stored == wanted; });
+  if (!fits || (name == "taps_last16" && tensor.shape[1] % taps != 0)) {
+    return bad(absl::StrCat("shape ", ShapeText(tensor.shape), ", wanted ", ShapeText(shape),
+                            name == "taps_last16" ? absl::StrCat(", its columns of ", taps, " taps") : "",
+                            " for a prompt of ", length, " tokens and a block of ", contract_.block_size));
+  }
+  // A block at a time: hidden states of a large model are many.
+  const int64_t rows = std::max<int64_t>(1, (int64_t{1} << 20) / tensor.cols());
+  std::vector<float> values;
+  for (int64_t first = 0; first < tensor.rows(); first += rows) {
+    const int64_t count = std::min(rows, tensor.rows() - first);
+    values.resize(static_cast<size_t>(count * tensor.cols()));
+    DFLASH_RETURN_IF_ERROR(tensors_.Read(tensor, {first, count, 0, tensor.cols()}, values.data(),
+                                         static_cast<int64_t>(values.size() * sizeof(float))));
+    const auto no_number =
+        std::find_if(values.begin(), values.end(), [](float value) { return !std::isfinite(value); });
+    if (no_number != values.end())
+      return bad(
+          absl::StrCat("element ", first * tensor.cols() + (no_number - values.begin()), " is ", *no_number));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status GoldenBundle::CheckTensors() const {
+  for (const StoredTensor& tensor : tensors_.tensors()) {
+    const size_t dot = tensor.name.find('.');
+    size_t prompt = prompts_.size();
+    if (dot != std::string::npos && tensor.name[0] == 'p' &&
+        (!absl::SimpleAtoi(tensor.name.substr(1, dot - 1), &prompt) ||
+         absl::StrCat("p", prompt) != tensor.name.substr(0, dot))) {
+      prompt = prompts_.size();
+    }
+    if (prompt >= prompts_.size()) {
+      return absl::InvalidArgumentError(absl::StrCat(tensors_.path(), ": ", tensor.name.substr(0, 64),
+                                                     ": not a tensor of one of the ", prompts_.size(),
+                                                     " prompts"));
+    }
+    DFLASH_RETURN_IF_ERROR(CheckTensor(tensor, prompt, tensor.name.substr(dot + 1)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status GoldenBundle::CheckFits(const PairSizes& sizes) const {
+  for (size_t i = 0; i < prompts_.size() && sizes.vocabulary > 0; ++i) {
+    const std::pair<const char*, const std::vector<int32_t>*> lists[] = {
+        {"prompt_ids", &prompts_[i].prompt_ids}, {"output_ids", &prompts_[i].output_ids}};
+    for (const auto& [key, ids] : lists) {
+      for (const int32_t id : *ids) {
+        if (id < sizes.vocabulary) continue;
+        return absl::InvalidArgumentError(
+            absl::StrCat(prompts_path_, ": prompt ", i, ": ", key, ": token id ", id,
+                         ", but the target's vocabulary has ", sizes.vocabulary));
+      }
+    }
+  }
+  const auto taps = static_cast<int64_t>(contract_.taps.size());
+  for (size_t i = 0; i < prompts_.size(); ++i) {
+    const std::pair<const char*, std::vector<int64_t>> shapes[] = {
+        {"hidden_states", {sizes.layers == 0 ? 0 : sizes.layers + 1, 0, sizes.hidden_size}},
+        {"last_logits", {sizes.head_rows}},
+        {"taps_last16", {0, taps * sizes.hidden_size}},
+        {"context_feature_last16", {0, sizes.hidden_size}},
+        {"draft_logits", {0, sizes.head_rows}}};
+    for (const auto& [name, shape] : shapes) {
+      const StoredTensor* tensor = tensors_.Find(absl::StrCat("p", i, ".", name));
+      if (tensor == nullptr) continue;
+      const bool fits =
+          std::equal(shape.begin(), shape.end(), tensor->shape.begin(), tensor->shape.end(),
+                     [](int64_t wanted, int64_t stored) { return wanted == 0 || stored == wanted; });
+      if (fits) continue;
+      return absl::InvalidArgumentError(absl::StrCat(tensors_.path(), ": ", tensor->name, ": shape ",
+                                                     ShapeText(tensor->shape), ", but of this pair it is ",
+                                                     ShapeText(shape)));
+    }
+  }
+  return absl::OkStatus();
 }
 
 bool GoldenBundle::HasTensor(size_t prompt, const std::string& name) const {
@@ -311,8 +441,7 @@ absl::StatusOr<Rows> GoldenBundle::Tensor(size_t prompt, const std::string& name
   const std::string full = absl::StrCat("p", prompt, ".", name);
   const StoredTensor* stored = tensors_.Find(full);
   if (stored == nullptr) return absl::NotFoundError(absl::StrCat(tensors_.path(), ": no tensor ", full));
-  if (stored->dtype != "F32" || stored->shape.empty() || stored->bytes == 0)
-    return absl::InvalidArgumentError(absl::StrCat(tensors_.path(), ": ", full, ": not a tensor of F32"));
+  DFLASH_CHECK(stored->dtype == "F32" && !stored->shape.empty() && stored->bytes > 0, full.c_str());  // Open
   std::vector<float> values(static_cast<size_t>(stored->bytes) / sizeof(float));
   DFLASH_RETURN_IF_ERROR(
       tensors_.Read(*stored, {0, stored->rows(), 0, stored->cols()}, values.data(), stored->bytes));
@@ -372,31 +501,29 @@ absl::Status WriteBundle(const RecordedBundle& bundle, const std::string& folder
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::string> TensorFingerprint(const Checkpoint& checkpoint, const std::string& name) {
-  const TensorInfo* tensor = checkpoint.Find(name);
-  if (tensor == nullptr) return absl::NotFoundError(absl::StrCat("no tensor ", name));
-  std::string bytes(static_cast<size_t>(tensor->stored->bytes), '\0');
-  DFLASH_RETURN_IF_ERROR(checkpoint.ReadInto(*tensor, tensor->All(), bytes.data(), tensor->stored->bytes));
-  return Sha256().Add(bytes).HexDigest();
-}
-
-std::vector<std::string> FingerprintedTargetTensors() { return {"norm.weight"}; }
-std::vector<std::string> FingerprintedDrafterTensors() {
-  return {"fc.weight", "hidden_norm.weight", "norm.weight", "layers.0.self_attn.k_proj.weight"};
-}
-
 absl::StatusOr<BundleComparison> CompareBundles(const GoldenBundle& actual, const GoldenBundle& expected,
                                                 double limit) {
   BundleComparison comparison;
   const auto add = [&](std::string what, std::string interface, double error, double bound) {
     comparison.lines.push_back({std::move(what), std::move(interface), error, bound});
   };
+  // What one side has and the other lacks. False: neither has it, or both do.
+  const auto lacks = [&](const std::string& what, const char* interface, bool in_actual, bool in_expected) {
+    if (in_actual == in_expected) return false;
+    add(absl::StrCat(what, ": only the ", in_actual ? "first" : "second", " bundle has it"), interface,
+        std::numeric_limits<double>::infinity(), 0);
+    return true;
+  };
   const auto weights = [&](const char* whose, const std::map<std::string, std::string>& a,
                            const std::map<std::string, std::string>& e) {
-    for (const auto& [name, digest] : e) {
-      const auto found = a.find(name);
-      if (found != a.end())
-        add(absl::StrCat(whose, " ", name), "revisions", found->second == digest ? 0 : 1, 0);
+    std::set<std::string> names;
+    for (const auto* map : {&a, &e}) {
+      for (const auto& [name, digest] : *map) names.insert(name);
+    }
+    for (const std::string& name : names) {
+      const std::string what = absl::StrCat("fingerprint of ", whose, " ", name);
+      if (lacks(what, "revisions", a.contains(name), e.contains(name))) continue;
+      add(what, "revisions", a.at(name) == e.at(name) ? 0 : 1, 0);
     }
   };
   weights("target", actual.target_weights(), expected.target_weights());
@@ -409,8 +536,18 @@ absl::StatusOr<BundleComparison> CompareBundles(const GoldenBundle& actual, cons
   }
   const size_t count = std::min(actual.prompts().size(), expected.prompts().size());
   for (size_t i = 0; i < count; ++i) {
-    add(absl::StrCat("tokens of prompt ", i), "tokenizer",
-        ShareOfDifferences(actual.prompts()[i].prompt_ids, expected.prompts()[i].prompt_ids), 0);
+    const GoldenPrompt& a = actual.prompts()[i];
+    const GoldenPrompt& e = expected.prompts()[i];
+    add(absl::StrCat("tokens of prompt ", i), "tokenizer", ShareOfDifferences(a.prompt_ids, e.prompt_ids), 0);
+    const std::string text = absl::StrCat("text of prompt ", i);
+    if (!lacks(text, "template", !a.text.empty(), !e.text.empty()) && !a.text.empty())
+      add(text, "template", a.text == e.text ? 0 : 1, 0);
+    const std::string chat = absl::StrCat("chat of prompt ", i);
+    if (!lacks(chat, "template", a.chat.has_value(), e.chat.has_value()) && a.chat) {
+      const bool same =
+          a.chat->messages == e.chat->messages && a.chat->enable_thinking == e.chat->enable_thinking;
+      add(chat, "template", same ? 0 : 1, 0);
+    }
   }
   // In the order in which they follow from each other.
   constexpr std::pair<const char*, const char*> kTensors[] = {{"hidden_states", "target"},
@@ -420,10 +557,14 @@ absl::StatusOr<BundleComparison> CompareBundles(const GoldenBundle& actual, cons
                                                               {"draft_logits", "draft-logits"}};
   for (const auto& [name, interface] : kTensors) {
     for (size_t i = 0; i < count; ++i) {
-      if (!actual.HasTensor(i, name) || !expected.HasTensor(i, name)) continue;
+      const std::string what = absl::StrCat(name, " of prompt ", i);
+      if (lacks(what, interface, actual.HasTensor(i, name), expected.HasTensor(i, name)) ||
+          !actual.HasTensor(i, name)) {
+        continue;
+      }
       DFLASH_ASSIGN_OR_RETURN(const Rows a, actual.Tensor(i, name));
       DFLASH_ASSIGN_OR_RETURN(const Rows e, expected.Tensor(i, name));
-      add(absl::StrCat(name, " of prompt ", i), interface, RelativeError(a, e), limit);
+      add(what, interface, RelativeError(a, e), limit);
     }
   }
   for (size_t i = 0; i < count; ++i) {
@@ -431,13 +572,17 @@ absl::StatusOr<BundleComparison> CompareBundles(const GoldenBundle& actual, cons
     const GoldenPrompt& e = expected.prompts()[i];
     add(absl::StrCat("output of prompt ", i), "end-to-end", ShareOfDifferences(a.output_ids, e.output_ids),
         0);
-    if (a.acceptance_lengths.empty() || e.acceptance_lengths.empty()) continue;
+    const std::string what = absl::StrCat("acceptance lengths of prompt ", i);
+    if (lacks(what, "end-to-end", !a.acceptance_lengths.empty(), !e.acceptance_lengths.empty()) ||
+        a.acceptance_lengths.empty()) {
+      continue;
+    }
     // The last round is counted in more than one way.
     const auto but_last = [](std::vector<int64_t> lengths) {
       lengths.pop_back();
       return lengths;
     };
-    add(absl::StrCat("acceptance lengths of prompt ", i), "end-to-end",
+    add(what, "end-to-end",
         ShareOfDifferences(but_last(a.acceptance_lengths), but_last(e.acceptance_lengths)), 0);
   }
   return comparison;

@@ -14,10 +14,10 @@
 #include "absl/status/statusor.h"
 #include "nlohmann/json.hpp"
 #include "worker/golden/rows.h"
-#include "worker/model/checkpoint.h"
 #include "worker/model/draft_config.h"
 #include "worker/model/feature_contract.h"
 #include "worker/model/safetensors.h"
+#include "worker/model/target_config.h"
 
 namespace dflash::golden {
 
@@ -55,28 +55,46 @@ struct GoldenPrompt {
   std::optional<GoldenChat> chat;           // what `text` was rendered from
 };
 
+// What the tensors and ids of a bundle have to fit; 0: not known, not compared.
+struct PairSizes {
+  int64_t vocabulary = 0;   // token ids are below it
+  int64_t head_rows = 0;    // of the target's head: columns of logits
+  int64_t hidden_size = 0;  // of the target
+  int64_t layers = 0;       // of the target
+};
+PairSizes SizesOf(const TargetConfig& target);
+
 class GoldenBundle {
  public:
-  // Reads everything but the tensors. Errors, naming file and key: NotFound; InvalidArgument for a file that
-  // is not a bundle, a key that is missing, unknown or out of range; those of SafetensorsFile::Open.
+  // Checks everything, tensors included, as far as the bundle alone can say. Errors, naming file, and key or
+  // tensor: NotFound; InvalidArgument for a file that is not a bundle, a key that is missing, unknown or out
+  // of range, a tensor of another dtype or shape than the format's, of no prompt, or with a value that is no
+  // finite number; those of SafetensorsFile::Open and Read.
   static absl::StatusOr<GoldenBundle> Open(const std::string& folder);
+  // Whether it can be of this pair. InvalidArgument naming the file and the prompt whose token id does not
+  // fit, or the tensor with both shapes.
+  absl::Status CheckFits(const PairSizes& sizes) const;
 
   const std::string& folder() const { return folder_; }
   const std::string& producer() const { return producer_; }
   const ExpectedContract& contract() const { return contract_; }
   const std::vector<GoldenPrompt>& prompts() const { return prompts_; }
-  // Fingerprints of tensors by canonical name (TensorFingerprint); empty: not recorded.
+  // Fingerprints of tensors by canonical name (Checkpoint::Fingerprints); empty: not recorded, or in the way
+  // of the format's first version, of whole tensors and of few.
   const std::map<std::string, std::string>& target_weights() const { return target_weights_; }
   const std::map<std::string, std::string>& drafter_weights() const { return drafter_weights_; }
 
   bool HasTensor(size_t prompt, const std::string& name) const;
   bool HasTensors(size_t prompt) const;  // any
-  // A tensor as a matrix, its last dimension being the columns. NotFound; InvalidArgument unless it is F32.
+  // A tensor as a matrix, its last dimension being the columns. NotFound; those of SafetensorsFile::Read.
   absl::StatusOr<Rows> Tensor(size_t prompt, const std::string& name) const;
 
  private:
   explicit GoldenBundle(SafetensorsFile tensors) : tensors_(std::move(tensors)) {}
+  absl::Status CheckTensors() const;
+  absl::Status CheckTensor(const StoredTensor& tensor, size_t prompt, const std::string& name) const;
 
+  std::string prompts_path_;
   std::string folder_, producer_;
   ExpectedContract contract_;
   std::vector<GoldenPrompt> prompts_;
@@ -100,19 +118,14 @@ struct RecordedBundle {
 // Writes a new folder. AlreadyExists; Unavailable when it cannot be written.
 absl::Status WriteBundle(const RecordedBundle& bundle, const std::string& folder);
 
-// SHA-256 over the tensor's size in bytes (8 bytes, little-endian) and its bytes as stored.
-absl::StatusOr<std::string> TensorFingerprint(const Checkpoint& checkpoint, const std::string& name);
-// The tensors whose fingerprints a bundle holds.
-std::vector<std::string> FingerprintedTargetTensors();
-std::vector<std::string> FingerprintedDrafterTensors();
-
-// Compares two bundles in the order of the interfaces. A line per thing compared; the first that differs is
-// named.
+// Compares two bundles in the order of the interfaces. A line per thing that either of them has; the first
+// that differs, or that one of them lacks, is named.
 struct BundleComparison {
   struct Line {
     std::string what;       // "taps of prompt 3"
     std::string interface;  // id of Interfaces()
-    double error = 0;       // max |a - b| / rms(b); of lists: share of entries that differ
+    double error = 0;       // max |a - b| / rms(b); of lists: share of entries that differ; infinite: one
+                            // side lacks it
     double limit = 0;
     bool differs() const { return !(error <= limit); }
   };

@@ -3,12 +3,14 @@
 
 #include <unistd.h>
 
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <functional>
 #include <iterator>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -16,6 +18,7 @@ namespace dflash::golden {
 namespace {
 
 namespace fs = std::filesystem;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using Json = nlohmann::ordered_json;
 
@@ -41,8 +44,11 @@ class GoldenBundleTest : public ::testing::Test {
          .acceptance_lengths = {2, 1},
          .chat = GoldenChat{.messages = {{{"role", "user"}, {"content", "Hi"}}}, .enable_thinking = true}}};
     bundle.drafter_weights = {{"fc.weight", "00ff"}};
-    bundle.tensors = {{"p0.taps_last16", {2, 3}, {1, 2, 3, 4, 5, 6}},
-                      {"p0.draft_logits", {1, 4}, {0.5, -1, 0, 2}}};
+    bundle.tensors = {{"p0.taps_last16", {3, 3}, {1, 2, 3, 4, 5, 6, 7, 8, 9}},
+                      {"p0.draft_logits", {15, 2}, std::vector<double>(30, 0.5)},
+                      {"p0.hidden_states", {2, 3, 1}, {1, 2, 3, 4, 5, 6}},
+                      {"p0.last_logits", {2}, {1, 2}},
+                      {"p0.context_feature_last16", {3, 1}, {1, 2, 3}}};
     return bundle;
   }
   std::string Write(const RecordedBundle& bundle, const std::string& name) const {
@@ -74,6 +80,20 @@ TEST_F(GoldenBundleTest, ReadsTheGoldenData) {
   EXPECT_EQ(chats, 16);
   EXPECT_GT(thinking, 0);
   EXPECT_LT(thinking, 16);
+}
+
+// What tools/reference/checkpoint_files.py wrote is what we compute.
+TEST_F(GoldenBundleTest, FingerprintsOfAnotherProgramAreOurs) {
+  const GoldenBundle bundle = GoldenBundle::Open(kGolden).value();
+  const std::string models = std::string(DFLASHD_SOURCE_DIR) + "/models/";
+  const TargetConfig target = TargetConfig::Load(models + "tiny-qwen3.6").value();
+  const DraftConfig drafter = DraftConfig::Load(models + "tiny-qwen3.6-dflash").value();
+  EXPECT_EQ(TargetCheckpoint::Open(models + "tiny-qwen3.6", target)->Fingerprints().value(),
+            bundle.target_weights());
+  EXPECT_EQ(DraftCheckpoint::Open(models + "tiny-qwen3.6-dflash", drafter)->Fingerprints().value(),
+            bundle.drafter_weights());
+  EXPECT_EQ(bundle.drafter_weights().size(), 47u);
+  EXPECT_EQ(bundle.CheckFits(SizesOf(target)), absl::OkStatus());
 }
 
 TEST_F(GoldenBundleTest, WhatIsWrittenReadsBack) {
@@ -109,8 +129,21 @@ TEST_F(GoldenBundleTest, ComparisonNamesTheFirstDifference) {
                       b.tensors[1].values[0] += 1;  // what follows from it
                     }),
               HasSubstr("tap-layer: taps_last16 of prompt 0"));
-  EXPECT_THAT(first("nan", [](RecordedBundle& b) { b.tensors[1].values[0] = NAN; }),
-              HasSubstr("draft-logits"));
+  // What one side lacks is a difference, whichever it is.
+  EXPECT_EQ(first("no tensor", [](RecordedBundle& b) { b.tensors.pop_back(); }),
+            "fusion: context_feature_last16 of prompt 0: only the second bundle has it");
+  EXPECT_EQ(first("no fingerprint", [](RecordedBundle& b) { b.drafter_weights.clear(); }),
+            "revisions: fingerprint of drafter fc.weight: only the second bundle has it");
+  EXPECT_EQ(first("another fingerprint", [](RecordedBundle& b) { b.target_weights["norm.weight"] = "1"; }),
+            "revisions: fingerprint of target norm.weight: only the first bundle has it");
+  EXPECT_EQ(first("no chat", [](RecordedBundle& b) { b.prompts[0].chat.reset(); }),
+            "template: chat of prompt 0: only the second bundle has it");
+  EXPECT_EQ(first("another flag", [](RecordedBundle& b) { b.prompts[0].chat->enable_thinking = false; }),
+            "template: chat of prompt 0");
+  EXPECT_EQ(first("another prompt", [](RecordedBundle& b) { b.prompts.push_back(b.prompts[0]); }),
+            "template: number of prompts: 2 and not 1");
+  EXPECT_EQ(first("no lengths", [](RecordedBundle& b) { b.prompts[0].acceptance_lengths.clear(); }),
+            "end-to-end: acceptance lengths of prompt 0: only the second bundle has it");
   EXPECT_THAT(first("window", [](RecordedBundle& b) { b.contract.layers[0].window = 63; }),
               HasSubstr("sliding:63:causal"));
   EXPECT_THAT(first("weights", [](RecordedBundle& b) { b.drafter_weights["fc.weight"] = "11"; }),
@@ -149,7 +182,81 @@ TEST_F(GoldenBundleTest, RefusesWhatIsNoBundle) {
               }),
               HasSubstr("chats"));
   EXPECT_THAT(error([](Json& j) { j["extra"] = 1; }), HasSubstr("extra: unknown key"));
+  EXPECT_THAT(error([](Json& j) { j["contract"]["block_size"] = 16.5; }),
+              AllOf(HasSubstr("bundle.json: contract: block_size"), HasSubstr("whole number")));
+  EXPECT_THAT(error([](Json& j) { j["contract"]["layers"][0]["window"] = 0.5; }), HasSubstr("window"));
   EXPECT_TRUE(absl::IsNotFound(GoldenBundle::Open((folder_ / "nowhere").string()).status()));
+}
+
+TEST_F(GoldenBundleTest, TheFirstFormatIsReadWithoutItsFingerprints) {
+  const std::string path = Write(Small(), "first");
+  std::ifstream file(path + "/bundle.json");
+  Json json = Json::parse(file);
+  json["format"] = "dflash-golden-1";
+  std::ofstream(path + "/bundle.json") << json.dump();
+  const absl::StatusOr<GoldenBundle> bundle = GoldenBundle::Open(path);
+  ASSERT_TRUE(bundle.ok()) << bundle.status();
+  EXPECT_TRUE(bundle->drafter_weights().empty());
+}
+
+// Shapes that the format or the pair does not have, and values that are no numbers, name file and tensor.
+TEST_F(GoldenBundleTest, RefusesTensorsThatAreNotTheFormats) {
+  int number = 0;
+  const auto error = [&](const std::function<void(RecordedBundle&)>& change) {
+    RecordedBundle bundle = Small();
+    change(bundle);
+    return std::string(
+        GoldenBundle::Open(Write(bundle, absl::StrCat("tensors", number++))).status().message());
+  };
+  const auto reshaped = [&](size_t tensor, std::vector<int64_t> shape) {
+    return error([&](RecordedBundle& b) {
+      int64_t count = 1;
+      for (const int64_t size : shape) count *= size;
+      b.tensors[tensor].shape = shape;
+      b.tensors[tensor].values.assign(static_cast<size_t>(count), 1);
+    });
+  };
+  EXPECT_EQ(error([](RecordedBundle&) {}), "");
+  EXPECT_THAT(reshaped(0, {4, 3}),
+              AllOf(HasSubstr("tensors.safetensors: p0.taps_last16: shape [4, 3], wanted [3, any]")));
+  EXPECT_THAT(reshaped(0, {2, 3}), HasSubstr("p0.taps_last16: shape [2, 3]"));
+  EXPECT_THAT(reshaped(0, {3, 4}), HasSubstr("columns of 3 taps"));
+  EXPECT_THAT(reshaped(0, {9}), HasSubstr("p0.taps_last16: shape [9]"));
+  EXPECT_THAT(reshaped(1, {14, 2}), HasSubstr("p0.draft_logits: shape [14, 2], wanted [15, any]"));
+  EXPECT_THAT(reshaped(1, {16, 2}), HasSubstr("block of 16"));
+  EXPECT_THAT(reshaped(2, {2, 64, 1}), HasSubstr("p0.hidden_states: shape [2, 64, 1], wanted [any, 3, any]"));
+  EXPECT_THAT(reshaped(2, {6, 1}), HasSubstr("p0.hidden_states"));
+  EXPECT_THAT(reshaped(3, {2, 2}), HasSubstr("p0.last_logits: shape [2, 2], wanted [any]"));
+  EXPECT_THAT(reshaped(4, {16, 1}), HasSubstr("p0.context_feature_last16: shape [16, 1]"));
+  for (const double value : {static_cast<double>(NAN), static_cast<double>(INFINITY)}) {
+    EXPECT_THAT(error([&](RecordedBundle& b) { b.tensors[1].values[7] = value; }),
+                HasSubstr("tensors.safetensors: p0.draft_logits: element 7 is "));
+  }
+  for (const char* name : {"p1.draft_logits", "draft_logits", "p00.draft_logits", "px.draft_logits"})
+    EXPECT_THAT(error([&](RecordedBundle& b) { b.tensors[1].name = name; }),
+                HasSubstr("not a tensor of one of"));
+  EXPECT_EQ(error([](RecordedBundle& b) { b.tensors[1].name = "p0.my_own"; }), "");
+  EXPECT_THAT(error([](RecordedBundle& b) { b.prompts[0].acceptance_lengths = {17}; }),
+              HasSubstr("prompts.json: prompt 0: acceptance_lengths"));
+}
+
+TEST_F(GoldenBundleTest, SaysWhetherItFitsAPair) {
+  const PairSizes sizes = {.vocabulary = 6, .head_rows = 2, .hidden_size = 1, .layers = 1};
+  const GoldenBundle bundle = GoldenBundle::Open(Write(Small(), "fits")).value();
+  EXPECT_EQ(bundle.CheckFits(sizes), absl::OkStatus());
+  EXPECT_EQ(bundle.CheckFits({}), absl::OkStatus());
+  const auto error = [&](const std::function<void(PairSizes&)>& change) {
+    PairSizes other = sizes;
+    change(other);
+    return std::string(bundle.CheckFits(other).message());
+  };
+  EXPECT_THAT(error([](PairSizes& s) { s.vocabulary = 5; }),
+              HasSubstr("prompts.json: prompt 0: output_ids: token id 5, but the target's vocabulary has 5"));
+  EXPECT_THAT(error([](PairSizes& s) { s.vocabulary = 3; }), HasSubstr("prompt 0: prompt_ids: token id 3"));
+  EXPECT_THAT(error([](PairSizes& s) { s.layers = 2; }),
+              HasSubstr("p0.hidden_states: shape [2, 3, 1], but of this pair it is [3, any, 1]"));
+  EXPECT_THAT(error([](PairSizes& s) { s.hidden_size = 2; }), HasSubstr("p0.hidden_states"));
+  EXPECT_THAT(error([](PairSizes& s) { s.head_rows = 3; }), HasSubstr("p0.last_logits: shape [2]"));
 }
 
 }  // namespace

@@ -7,6 +7,8 @@
 #include <limits>
 #include <vector>
 
+#include "base/check.h"
+
 namespace dflash::golden {
 
 // A dense row-major matrix in double precision.
@@ -25,8 +27,10 @@ struct Rows {
   const double* row(int64_t i) const { return values.data() + i * cols; }
   double* row(int64_t i) { return values.data() + i * cols; }
 
-  // The block [first_row, first_row + row_count) x [first_col, first_col + col_count).
+  // The block [first_row, first_row + row_count) x [first_col, first_col + col_count), which must be inside.
   Rows Block(int64_t first_row, int64_t row_count, int64_t first_col, int64_t col_count) const {
+    DFLASH_CHECK(first_row >= 0 && row_count >= 0 && first_row <= rows - row_count);
+    DFLASH_CHECK(first_col >= 0 && col_count >= 0 && first_col <= cols - col_count);
     Rows block(row_count, col_count);
     for (int64_t i = 0; i < row_count; ++i)
       std::copy_n(row(first_row + i) + first_col, col_count, block.row(i));

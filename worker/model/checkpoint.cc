@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <new>
 #include <set>
+#include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_join.h"
 #include "base/check.h"
@@ -54,7 +56,6 @@ struct Checkpoint::Inventory {
   std::string probe;                  // the tensor that shows which prefix is used
   std::string no_prefix;              // the tensor that never has one, and is absent when embeddings are tied
   std::vector<std::string> skipped_prefixes;
-  std::string norm;  // the tensor whose weights become part of the revision
   std::string config_origin;
   std::string config_digest;
 };
@@ -160,15 +161,50 @@ absl::Status Checkpoint::OpenFolder(const std::string& folder, const Inventory& 
   DFLASH_RETURN_IF_ERROR(Match(inventory, found[0]));
   DFLASH_RETURN_IF_ERROR(CheckRest(inventory, found[0]));
 
-  // All is known to be there; now a first, small read.
-  DFLASH_ASSIGN_OR_RETURN(HostTensor norm, Read(Get(inventory.norm)));
+  // All is known to be there; now the first, small reads.
+  DFLASH_ASSIGN_OR_RETURN(revision_, Revision(inventory));
+  return absl::OkStatus();
+}
+
+// The bytes of a tensor that count for the revision.
+absl::StatusOr<std::string> Checkpoint::Sample(const TensorInfo& tensor) const {
+  const int64_t bytes = tensor.stored->bytes;
+  std::string sample(static_cast<size_t>(std::min(bytes, kSampledBytes)), '\0');
+  if (bytes <= kSampledBytes) {
+    DFLASH_RETURN_IF_ERROR(tensor.file->ReadBytes(*tensor.stored, 0, bytes, sample.data()));
+    return sample;
+  }
+  for (int64_t i = 0; i < kSamples; ++i) {
+    int64_t offset = i * ((bytes - kSampleBytes) / (kSamples - 1));
+    if (i + 1 < kSamples) offset -= offset % kSampleBytes;
+    if (i + 1 == kSamples) offset = bytes - kSampleBytes;
+    DFLASH_RETURN_IF_ERROR(
+        tensor.file->ReadBytes(*tensor.stored, offset, kSampleBytes, sample.data() + i * kSampleBytes));
+  }
+  return sample;
+}
+
+absl::StatusOr<std::string> Checkpoint::Revision(const Inventory& inventory) const {
+  std::vector<const TensorInfo*> tensors;
+  for (const auto& [name, tensor] : tensors_) tensors.push_back(&tensor);
+  // Small reads take their time each, from a disk and more so from a network: many are under way at a time.
+  std::vector<absl::StatusOr<std::string>> samples(tensors.size(), std::string());
+  const size_t readers = std::min<size_t>(16, tensors.size());
+  std::vector<std::thread> threads;
+  for (size_t reader = 0; reader < readers; ++reader) {
+    threads.emplace_back([&, reader] {
+      for (size_t i = reader; i < tensors.size(); i += readers) samples[i] = Sample(*tensors[i]);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
   Sha256 revision;
   revision.Add(inventory.config_digest);
   for (const SafetensorsFile& file : weights_.files()) revision.Add(file.header_digest());
-  revision.Add(
-      std::string_view(reinterpret_cast<const char*>(norm.data()), static_cast<size_t>(norm.bytes())));
-  revision_ = revision.HexDigest();
-  return absl::OkStatus();
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (!samples[i].ok()) return samples[i].status();
+    revision.Add(tensors[i]->name).Add(*samples[i]);
+  }
+  return revision.HexDigest();
 }
 
 void Checkpoint::MakeRandom(const Inventory& inventory, ModelRole role, uint64_t seed) {
@@ -234,6 +270,16 @@ absl::Status Checkpoint::ReadInto(const TensorInfo& tensor, const TensorBlock& b
   return absl::OkStatus();
 }
 
+absl::StatusOr<std::map<std::string, std::string>> Checkpoint::Fingerprints() const {
+  std::map<std::string, std::string> fingerprints;
+  for (const auto& [name, tensor] : tensors_) {
+    if (tensor.random) continue;
+    DFLASH_ASSIGN_OR_RETURN(const std::string sample, Sample(tensor));
+    fingerprints[name] = Sha256().Add(sample).HexDigest();
+  }
+  return fingerprints;
+}
+
 std::string Checkpoint::Summary() const {
   std::map<std::string, int64_t> dtypes;
   for (const auto& [name, info] : tensors_) ++dtypes[Name(info.dtype)];
@@ -253,7 +299,6 @@ Checkpoint::Inventory Checkpoint::InventoryOf(const TargetConfig& config) {
   inventory.probe = "embed_tokens.weight";
   inventory.no_prefix = "lm_head.weight";
   inventory.skipped_prefixes = {"model.visual.", "mtp."};
-  inventory.norm = "norm.weight";
   inventory.config_origin = config.origin;
   inventory.config_digest = config.digest;
   return inventory;
@@ -264,7 +309,6 @@ Checkpoint::Inventory Checkpoint::InventoryOf(const DraftConfig& config) {
   inventory.tensors = ExpectedTensors(config);
   inventory.prefixes = {"", "model."};
   inventory.probe = "fc.weight";
-  inventory.norm = "norm.weight";
   inventory.config_origin = config.origin;
   inventory.config_digest = config.digest;
   return inventory;

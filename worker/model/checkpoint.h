@@ -86,13 +86,24 @@ class Checkpoint {
   // The same into memory of the caller, `to_bytes` being exactly the block's size. Any thread.
   absl::Status ReadInto(const TensorInfo& tensor, const TensorBlock& block, void* to, int64_t to_bytes,
                         const ReadProgress& progress = {}) const;
+  // Of every tensor, by canonical name: SHA-256, hexadecimal, of the bytes of it that count for the revision,
+  // their number (8 bytes, little-endian) before them. Weights made from a seed have none.
+  absl::StatusOr<std::map<std::string, std::string>> Fingerprints() const;
 
   bool is_random() const { return is_random_; }         // made from a seed, not read from files
   int64_t total_bytes() const { return total_bytes_; }  // of tensors()
   const std::vector<SkippedTensors>& skipped() const { return skipped_; }
-  // SHA-256, hexadecimal, of the configuration, the headers of all weight files and the final norm's weights.
-  // (A header alone does not change when weights of the same layout are replaced in place; the norm does.)
+  // SHA-256, hexadecimal, of the configuration, the headers of all weight files, and samples of every tensor:
+  // all of one of up to kSampledBytes, of a larger one kSamples runs of kSampleBytes, the first at its
+  // beginning, the last at its end, the others evenly between (aligned down to kSampleBytes). It costs some
+  // thousand small reads, whatever the size of the model. Other weights of the same layout (trained on,
+  // merged, converted differently, of another model) differ from the first bytes of a tensor on, so they are
+  // seen. Not seen is a change between the samples alone: a few damaged or edited elements of a large tensor,
+  // and nothing of the tensors that are skipped.
   const std::string& revision() const { return revision_; }
+  static constexpr int64_t kSampleBytes = 4096;
+  static constexpr int64_t kSamples = 4;
+  static constexpr int64_t kSampledBytes = kSamples * kSampleBytes;
   // One line for the log: number of tensors, bytes, dtypes, what was skipped.
   std::string Summary() const;
 
@@ -107,6 +118,8 @@ class Checkpoint {
  private:
   absl::Status Match(const Inventory& inventory, const std::string& prefix);
   absl::Status CheckRest(const Inventory& inventory, const std::string& prefix);
+  absl::StatusOr<std::string> Sample(const TensorInfo& tensor) const;
+  absl::StatusOr<std::string> Revision(const Inventory& inventory) const;
 
   SafetensorsFolder weights_;
   std::vector<StoredTensor> random_tensors_;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_join.h"
+#include "base/check.h"
 #include "base/json_value.h"
 #include "base/sha256.h"
 #include "base/status.h"
@@ -286,6 +287,13 @@ absl::Status SafetensorsFile::Read(const StoredTensor& tensor, const TensorBlock
   }
   if (progress && unreported > 0) progress(unreported);
   return absl::OkStatus();
+}
+
+absl::Status SafetensorsFile::ReadBytes(const StoredTensor& tensor, int64_t offset, int64_t bytes,
+                                        void* to) const {
+  DFLASH_CHECK(offset >= 0 && bytes >= 0 && offset <= tensor.bytes && bytes <= tensor.bytes - offset);
+  return Annotate(file_.ReadAt(tensor.offset + offset, bytes, to),
+                  absl::StrCat("tensor ", Printable(tensor.name)));
 }
 
 absl::StatusOr<SafetensorsFolder> SafetensorsFolder::Open(const std::string& folder) {

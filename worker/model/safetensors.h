@@ -64,6 +64,8 @@ class SafetensorsFile {
   // `to_bytes` is not exactly its size; DataLoss when the file was truncated meanwhile.
   absl::Status Read(const StoredTensor& tensor, const TensorBlock& block, void* to, int64_t to_bytes,
                     const ReadProgress& progress = {}) const;
+  // The same of the tensor's stored bytes [offset, offset + bytes), which must be inside it.
+  absl::Status ReadBytes(const StoredTensor& tensor, int64_t offset, int64_t bytes, void* to) const;
 
  private:
   explicit SafetensorsFile(RegularFile file) : file_(std::move(file)) {}

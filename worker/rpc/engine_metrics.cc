@@ -212,6 +212,7 @@ void EngineMetrics::OnCalibration(const DecodedRound& decoded) {
     survival *= static_cast<double>(confidences[d]);
     predicted_at_[d]->Increment(survival);
   }
+  if (decoded.other_law || decoded.temperature > 1) return;  // as HealthMonitor
   const size_t reached = std::min(confidences.size(), static_cast<size_t>(ReachedDrafts(decoded)));
   for (size_t d = 0; d < reached; ++d) {
     const size_t bin = std::min(static_cast<size_t>(confidences[d] * kConfidenceBins), kConfidenceBins - 1);

@@ -18,6 +18,11 @@ namespace {
 using golden::GoldenBundle;
 using golden::GoldenPrompt;
 
+struct Chosen {
+  size_t number = 0;  // in the bundle
+  const GoldenPrompt* prompt = nullptr;
+};
+
 struct Run {
   absl::Status status;
   std::vector<int32_t> tokens;
@@ -57,23 +62,24 @@ double Recorded(const GoldenPrompt& prompt) {
 }
 
 // Of every kind in turn the prompt with the most tokens per round: where a loss shows.
-std::vector<const GoldenPrompt*> Choose(const GoldenBundle& bundle, const SelfTestOptions& options,
-                                        int64_t max_context_tokens) {
-  std::map<std::string, std::vector<const GoldenPrompt*>> kinds;
-  for (const GoldenPrompt& prompt : bundle.prompts()) {
+std::vector<Chosen> Choose(const GoldenBundle& bundle, const SelfTestOptions& options,
+                           int64_t max_context_tokens) {
+  std::map<std::string, std::vector<Chosen>> kinds;
+  for (size_t i = 0; i < bundle.prompts().size(); ++i) {
+    const GoldenPrompt& prompt = bundle.prompts()[i];
     if (prompt.acceptance_lengths.empty() ||
         static_cast<int64_t>(prompt.prompt_ids.size()) + options.max_tokens > max_context_tokens) {
       continue;
     }
-    kinds[prompt.kind].push_back(&prompt);
+    kinds[prompt.kind].push_back({i, &prompt});
   }
   for (auto& [kind, prompts] : kinds) {
-    std::sort(prompts.begin(), prompts.end(), [](const GoldenPrompt* a, const GoldenPrompt* b) {
-      const auto more = Recorded(*a) <=> Recorded(*b);
-      return more != 0 ? more > 0 : a < b;  // equal ones in the bundle's order
+    std::sort(prompts.begin(), prompts.end(), [](const Chosen& a, const Chosen& b) {
+      const auto more = Recorded(*a.prompt) <=> Recorded(*b.prompt);
+      return more != 0 ? more > 0 : a.number < b.number;  // equal ones in the bundle's order
     });
   }
-  std::vector<const GoldenPrompt*> chosen;
+  std::vector<Chosen> chosen;
   for (size_t turn = 0; turn < bundle.prompts().size(); ++turn) {
     for (const auto& [kind, prompts] : kinds) {
       if (turn < prompts.size() && static_cast<int64_t>(chosen.size()) < options.max_prompts)
@@ -95,14 +101,14 @@ void AddRecorded(const GoldenPrompt& prompt, int64_t max_tokens, int64_t* accept
   }
 }
 
-absl::StatusOr<std::vector<Run>> RunPrompts(const std::vector<const GoldenPrompt*>& prompts,
+absl::StatusOr<std::vector<Run>> RunPrompts(const GoldenBundle& bundle, const std::vector<Chosen>& prompts,
                                             SpeculationMode mode, const SelfTestOptions& options,
                                             Engine* engine) {
   std::vector<Run> runs(prompts.size());
   for (size_t i = 0; i < prompts.size(); ++i) {
     GenerationRequest request;
     request.id = absl::StrCat("self-test ", i);
-    request.prompt_tokens = prompts[i]->prompt_ids;
+    request.prompt_tokens = prompts[i].prompt->prompt_ids;
     request.max_tokens = options.max_tokens;
     request.stop_token_ids = options.stop_token_ids;
     request.speculation = mode;
@@ -115,7 +121,8 @@ absl::StatusOr<std::vector<Run>> RunPrompts(const std::vector<const GoldenPrompt
       DFLASH_ASSIGN_OR_RETURN(const bool worked, engine->Step());
       if (!worked && !runs[i].done) return absl::InternalError("the self-test does not come to an end");
     }
-    DFLASH_RETURN_IF_ERROR(Annotate(runs[i].status, "self-test"));
+    DFLASH_RETURN_IF_ERROR(
+        Annotate(runs[i].status, absl::StrCat(bundle.folder(), ": prompt ", prompts[i].number)));
   }
   // What is in flight must not write to the sinks any more.
   for (bool worked = true; worked;) {
@@ -135,15 +142,15 @@ absl::StatusOr<SelfTestReport> RunSelfTest(const GoldenBundle& bundle, const Fea
   if (!differences.empty())
     return fail(absl::StrCat("the drafter is read otherwise than recorded: ", differences));
 
-  const std::vector<const GoldenPrompt*> prompts = Choose(bundle, options, engine->max_context_tokens());
+  const std::vector<Chosen> prompts = Choose(bundle, options, engine->max_context_tokens());
   if (prompts.empty()) {
     return absl::InvalidArgumentError(
         absl::StrCat(bundle.folder(), ": no prompt with acceptance_lengths fits into the context"));
   }
   DFLASH_ASSIGN_OR_RETURN(const std::vector<Run> drafted,
-                          RunPrompts(prompts, SpeculationMode::kDFlash, options, engine));
+                          RunPrompts(bundle, prompts, SpeculationMode::kDFlash, options, engine));
   DFLASH_ASSIGN_OR_RETURN(const std::vector<Run> plain,
-                          RunPrompts(prompts, SpeculationMode::kOff, options, engine));
+                          RunPrompts(bundle, prompts, SpeculationMode::kOff, options, engine));
   struct Kind {
     int64_t accepted = 0, rounds = 0, recorded_accepted = 0, recorded_rounds = 0;
   };
@@ -151,14 +158,14 @@ absl::StatusOr<SelfTestReport> RunSelfTest(const GoldenBundle& bundle, const Fea
   int64_t other_texts = 0;
   for (size_t i = 0; i < prompts.size(); ++i) {
     if (drafted[i].tokens != plain[i].tokens)
-      return fail(absl::StrCat("drafts change the text of a golden prompt (kind ", prompts[i]->kind, ")"));
-    const std::vector<int32_t>& golden = prompts[i]->output_ids;
+      return fail(absl::StrCat("drafts change the text of golden prompt ", prompts[i].number));
+    const std::vector<int32_t>& golden = prompts[i].prompt->output_ids;
     const auto common = static_cast<int64_t>(std::min(golden.size(), plain[i].tokens.size()));
     other_texts += !std::equal(golden.begin(), golden.begin() + common, plain[i].tokens.begin());
-    Kind& kind = kinds[prompts[i]->kind];
+    Kind& kind = kinds[prompts[i].prompt->kind];
     kind.accepted += drafted[i].accepted;
     kind.rounds += drafted[i].rounds;
-    AddRecorded(*prompts[i], options.max_tokens, &kind.recorded_accepted, &kind.recorded_rounds);
+    AddRecorded(*prompts[i].prompt, options.max_tokens, &kind.recorded_accepted, &kind.recorded_rounds);
   }
   std::vector<std::string> lines;
   bool passed = true;

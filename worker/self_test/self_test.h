@@ -28,7 +28,8 @@ struct SelfTestReport {
 };
 
 // Runs the engine on the calling thread, before its Run; nothing else may be submitted. Errors: those of
-// Engine::Step; InvalidArgument: no prompt of the bundle fits into the context or has recorded rounds.
+// Engine::Step; InvalidArgument, naming bundle and prompt: no prompt fits into the context or has recorded
+// rounds, or the engine refuses one.
 absl::StatusOr<SelfTestReport> RunSelfTest(const golden::GoldenBundle& bundle,
                                            const FeatureContract& contract, const SelfTestOptions& options,
                                            Engine* engine);
