@@ -411,6 +411,7 @@ absl::StatusOr<GroupRequest> Prepare(const ClientRequest& request, const GroupIn
                           absl::StrCat("more than max_tokens, ", prepared.max_tokens));
     }
     prepared.output_tokens.assign(request.resume->output.begin(), request.resume->output.end());
+    prepared.report_sent_text = request.parse;
   }
   prepared.min_tokens = request.min_tokens;
   prepared.include_stop_in_text = request.include_stop_in_text;

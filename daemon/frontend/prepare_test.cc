@@ -430,6 +430,9 @@ TEST(Prepare, AnOutputGoesOnOnlyWhereItsModelIs) {
   const auto prepared = CheckAndPrepare(request);
   ASSERT_TRUE(prepared.ok()) << prepared.status();
   EXPECT_THAT(prepared->output_tokens, ElementsAre(7, 8));
+  EXPECT_FALSE(prepared->report_sent_text);
+  request.parse = true;
+  EXPECT_TRUE(CheckAndPrepare(request)->report_sent_text) << "the parser has to know it";
   for (const auto& change : std::vector<std::function<void(GroupInfo&)>>{
            [](GroupInfo& info) { info.feature_contract = "other"; },
            [](GroupInfo& info) { info.backend = "other"; }, [](GroupInfo& info) { info.ranks = 2; }}) {

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -54,6 +55,10 @@ class StreamBuffer {
 
   // Takes the text apart from now on.
   void SetParser(std::unique_ptr<ChatOutputParser> parser) { parser_ = std::move(parser); }
+  // Text that the client got of an earlier stream: what comes is taken apart as its continuation.
+  void GoOnBehind(std::string_view sent) {
+    if (parser_ != nullptr) parser_->Feed(sent);
+  }
 
   // In the order of OutputListener.
   // ResourceExhausted (reason SLOW_CONSUMER): more than max_unsent_bytes would wait; the output is not taken.

@@ -128,6 +128,55 @@ TEST(StreamBuffer, TakesTextApart) {
   EXPECT_TRUE(std::holds_alternative<FinishedOutput>(buffer.Next().value()));
 }
 
+// What a client gets of parsed text.
+struct Parts {
+  std::string reasoning, text;
+  std::vector<std::string> calls;
+  void Add(const OutputChunk& chunk) {
+    reasoning += chunk.reasoning;
+    text += chunk.text;
+    for (const ToolCall& call : chunk.calls) calls.push_back(call.name + call.arguments_json);
+  }
+  bool operator==(const Parts&) const = default;
+};
+
+TEST(StreamBuffer, TakesTextApartBehindWhateverWasSent) {
+  const std::string written =
+      "hm\n\nso\n</think>\n\nI look.\n\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": "
+      "1}}\n</tool_call>\n"
+      "Done <too";
+  for (const bool thinks : {true, false}) {
+    const auto stream = [&](std::string_view sent, std::string_view rest, bool finish) {
+      StreamBuffer buffer({});
+      buffer.SetParser(std::make_unique<ChatOutputParser>(
+          ChatOutputParser::Options{.begins_in_reasoning = thinks, .tools = {}}));
+      buffer.GoOnBehind(sent);
+      Parts parts;
+      for (const char c : rest) {
+        EXPECT_TRUE(buffer.AddTokens(Step({1}, std::string(1, c))).ok());
+        parts.Add(NextChunk(buffer));
+      }
+      if (!finish) return parts;
+      buffer.AddFinished({});
+      while (const std::optional<StreamEvent> event = buffer.Next()) {
+        if (const auto* chunk = std::get_if<OutputChunk>(&*event)) parts.Add(*chunk);
+      }
+      return parts;
+    };
+    const Parts whole = stream("", written, true);
+    EXPECT_EQ(whole.calls.size(), 1u);
+    EXPECT_EQ(whole.reasoning, thinks ? "hm\n\nso" : "");
+    for (size_t cut = 0; cut <= written.size(); ++cut) {
+      Parts both = stream("", written.substr(0, cut), false);
+      const Parts rest = stream(written.substr(0, cut), written.substr(cut), true);
+      both.reasoning += rest.reasoning;
+      both.text += rest.text;
+      both.calls.insert(both.calls.end(), rest.calls.begin(), rest.calls.end());
+      EXPECT_EQ(both, whole) << "thinks " << thinks << ", cut at " << cut;
+    }
+  }
+}
+
 TEST(StreamBuffer, OffsetsBeginWhereTheOutputGoesOn) {
   StreamBuffer buffer({.first_token = 7});
   ASSERT_TRUE(buffer.AddTokens(Step({1, 2}, "", {{3, 1}})).ok());

@@ -62,6 +62,7 @@ struct GroupRequest {
   int32_t prompt_log_probs = 0;        // the same of the prompt's tokens but the first
   int64_t prompt_log_probs_done = 0;   // of them, so many first ones came in an earlier life of the request
   std::vector<int32_t> output_tokens;  // of an earlier life of the request; the output goes on behind them
+  bool report_sent_text = false;       // tell in StartedOutput what text was sent with them
   bool speculate = true;
   int32_t max_draft_tokens = 0;  // 0: as many as the drafter gives
   bool return_text = true;
@@ -98,6 +99,7 @@ struct GroupInfo {
 struct StartedOutput {
   int64_t prompt_tokens = 0;
   int64_t cached_tokens = 0;
+  std::string sent_text = {};  // of output_tokens, if report_sent_text
 };
 
 struct Round {

@@ -432,6 +432,7 @@ void Dispatcher::OnStarted(Group* group, const std::string& key, const StartedOu
     absl::MutexLock lock(&mutex_);
     Live* live = FindLive(group, key);
     if (live == nullptr || std::exchange(live->started, true)) return;
+    live->request.report_sent_text = false;  // the listener knows it from now on
     listener = live->listener;
   }
   if (listener != nullptr) listener->OnStarted(started);

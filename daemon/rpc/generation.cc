@@ -161,6 +161,7 @@ void Generation::OnStarted(const StartedOutput& started) {
   cached_tokens_ = started.cached_tokens;
   timeline_.OnStarted(absl::Now(), started);
   started_ = started;
+  choices_[0].buffer.GoOnBehind(started_->sent_text);  // an output that goes on has one choice
   SendNext();
 }
 

@@ -154,7 +154,8 @@ class GroupClient::Impl final : public grpc::ClientBidiReactor<wire::ServeReques
       case wire::ServeResponse::kStarted:
         return events_->OnStarted(group_, message.started().id(),
                                   {.prompt_tokens = message.started().prompt_tokens(),
-                                   .cached_tokens = message.started().cached_tokens()});
+                                   .cached_tokens = message.started().cached_tokens(),
+                                   .sent_text = message.started().sent_text()});
       case wire::ServeResponse::kTokens: {
         const std::string key = message.tokens().id();
         return events_->OnTokens(group_, key, FromMessage(std::move(*message.mutable_tokens())));

@@ -126,6 +126,7 @@ wire::Submit ToMessage(const std::string& key, const GroupRequest& request, absl
   submit.set_prompt_logprobs(request.prompt_log_probs);
   submit.set_prompt_logprobs_done(request.prompt_log_probs_done);
   submit.mutable_output_tokens()->Add(request.output_tokens.begin(), request.output_tokens.end());
+  submit.set_report_sent_text(request.report_sent_text);
   submit.mutable_stop_token_ids()->Add(request.stop_token_ids.begin(), request.stop_token_ids.end());
   for (const std::string& stop : request.stop_strings) submit.add_stop_strings(stop);
   submit.set_speculate(request.speculate);

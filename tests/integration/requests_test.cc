@@ -1,6 +1,7 @@
 // Requests that are refused: each with the right code, naming what is wrong, and the next one works.
 #include <limits>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
@@ -355,6 +356,62 @@ TEST_F(RequestsTest, ChatsAreTakenApart) {
   EXPECT_FALSE(parsed.reasoning.empty());
   ASSERT_EQ(parsed.started.metadata_size(), 1);
   EXPECT_EQ(parsed.started.metadata(0).value(), "blue");
+}
+
+// Cut after any of its chunks, an output that is taken apart goes on as if it had not been cut.
+TEST_F(RequestsTest, ChatsThatAreTakenApartGoOnFromAnyPlace) {
+  for (const bool thinks : {true, false}) {
+    SCOPED_TRACE(thinks ? "thinking" : "no thinking");
+    Request request = ChatRequest("What is the weather?");
+    request.mutable_chat()->set_enable_thinking(thinks);
+    request.mutable_stopping()->set_max_thinking_tokens(6);
+    request.mutable_stopping()->set_max_tokens(200);
+    request.mutable_output()->set_parse(true);
+    request.mutable_speculation()->set_mode(v1::SPECULATION_MODE_OFF);  // a chunk a token, mostly
+    // The last mark is none.
+    request.mutable_constraint()->mutable_choice()->add_choices(
+        "I look.\n\n<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"day\": "
+        "\"1\"}}\n</tool_call>\n\nWell <too");
+    std::vector<v1::Chunk> chunks;
+    ctl::Generation whole;
+    {
+      grpc::ClientContext context;
+      const grpc::Status status = ctl::ReadGeneration(
+          server_->stub(), &context, request, [&](const v1::Chunk& chunk) { chunks.push_back(chunk); },
+          &whole);
+      ASSERT_TRUE(status.ok()) << ctl::Describe(status);
+    }
+    ASSERT_EQ(whole.tool_calls.size(), 1u);
+    EXPECT_EQ(whole.tool_calls[0].name(), "weather");
+    EXPECT_EQ(whole.text, "I look.Well <too") << "line breaks around a call are the form's";
+    EXPECT_EQ(whole.reasoning.empty(), !thinks);
+    EXPECT_GT(chunks.size(), whole.token_ids.size() / 2) << "hardly a place to cut at";
+    ctl::Generation before;
+    int places = 0;
+    for (const v1::Chunk& chunk : chunks) {
+      if (chunk.token_ids_size() == 0) break;
+      before.token_ids.insert(before.token_ids.end(), chunk.token_ids().begin(), chunk.token_ids().end());
+      before.text += chunk.text();
+      before.reasoning += chunk.reasoning();
+      before.tool_calls.insert(before.tool_calls.end(), chunk.tool_calls().begin(), chunk.tool_calls().end());
+      if (++places % 2 == thinks) continue;  // every other one, together all of the constrained part
+      SCOPED_TRACE(absl::StrCat("cut after ", before.token_ids.size(), " tokens"));
+      Request rest = request;
+      rest.mutable_resume()->mutable_output_token_ids()->Add(before.token_ids.begin(),
+                                                             before.token_ids.end());
+      rest.mutable_resume()->set_model_fingerprint(whole.started.model_fingerprint());
+      if (before.token_ids.size() % 2 == 0) rest.mutable_speculation()->set_mode(v1::SPECULATION_MODE_DFLASH);
+      const ctl::Generation after = server_->GenerateOk(rest);
+      EXPECT_EQ(before.token_ids.size() + after.token_ids.size(), whole.token_ids.size());
+      EXPECT_EQ(before.text + after.text, whole.text);
+      EXPECT_EQ(before.reasoning + after.reasoning, whole.reasoning);
+      std::vector<v1::ToolCall> calls = before.tool_calls;
+      calls.insert(calls.end(), after.tool_calls.begin(), after.tool_calls.end());
+      ASSERT_EQ(calls.size(), 1u);
+      EXPECT_EQ(calls[0].name(), whole.tool_calls[0].name());
+      EXPECT_EQ(calls[0].arguments_json(), whole.tool_calls[0].arguments_json());
+    }
+  }
 }
 
 }  // namespace

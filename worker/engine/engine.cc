@@ -414,7 +414,9 @@ absl::Status Engine::Impl::Open(Sequence& sequence) {
                                          : ContextOrigin::kCold;
   if (std::exchange(sequence.started, true)) return absl::OkStatus();
   sequence.prefill_start = sequence.first_token = absl::Now();
-  sequence.sink->OnStarted({.prompt_tokens = sequence.prompt_size(), .cached_tokens = begin.position});
+  sequence.sink->OnStarted({.prompt_tokens = sequence.prompt_size(),
+                            .cached_tokens = begin.position,
+                            .sent_text = std::move(sequence.sent_text)});
   return absl::OkStatus();
 }
 

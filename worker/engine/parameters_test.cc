@@ -453,6 +453,7 @@ TEST_F(ParametersTest, ARequestGoesOnWhereItWas) {
       SCOPED_TRACE(absl::StrCat(requests[i].id, " cut after ", cut, " of ", whole[i].tokens.size()));
       GenerationRequest rest = requests[i];
       rest.output_tokens.assign(whole[i].tokens.begin(), whole[i].tokens.begin() + static_cast<int64_t>(cut));
+      rest.report_sent_text = true;
       const GenerationOutcome outcome = Run(rest);
       ASSERT_TRUE(outcome.done) << outcome.status;
       std::vector<int32_t> tokens = rest.output_tokens;
@@ -460,7 +461,7 @@ TEST_F(ParametersTest, ARequestGoesOnWhereItWas) {
       EXPECT_EQ(tokens, whole[i].tokens);
       EXPECT_EQ(outcome.finished.reason, whole[i].finished.reason);
       EXPECT_EQ(outcome.finished.completion_tokens, whole[i].finished.completion_tokens);
-      EXPECT_THAT(whole[i].text, ::testing::EndsWith(outcome.text));
+      EXPECT_EQ(outcome.started.sent_text + outcome.text, whole[i].text);
     }
   }
 }

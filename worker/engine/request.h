@@ -66,6 +66,7 @@ struct GenerationRequest {
   int64_t prompt_log_probs_done = 0;  // so many first ones were reported in an earlier life of the request
   // Of an earlier life of the request: the output goes on behind them. They were reported then.
   std::vector<int32_t> output_tokens;
+  bool report_sent_text = false;     // tell in StartedReport what text was sent with them
   bool return_text = true;           // detokenize in the leader
   bool keep_special_tokens = false;  // in the text
   bool use_prefix_cache = true;      // to begin with what is there, and to leave something
@@ -96,6 +97,8 @@ enum class FinishReason : uint8_t { kStopToken, kStopString, kLength, kConstrain
 struct StartedReport {
   int64_t prompt_tokens = 0;
   int64_t cached_tokens = 0;
+  // If report_sent_text: the text of output_tokens, as far as TokensReports had it then.
+  std::string sent_text = {};
 };
 
 // New output of one step. Concatenated over a request, `tokens` are the output and `text` its detokenization

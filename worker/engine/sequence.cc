@@ -21,9 +21,10 @@ absl::Status Sequence::Prepare(const SequenceParts& parts) {
 
 bool Sequence::TakeEarlierOutput() {
   std::string sent;
+  std::string& kept = request.report_sent_text ? sent_text : sent;
   for (const int32_t token : request.output_tokens) {
-    if (!Advance(token, sent)) continue;
-    sink->OnStarted({.prompt_tokens = prompt_size(), .cached_tokens = 0});
+    if (!Advance(token, kept)) continue;
+    sink->OnStarted({.prompt_tokens = prompt_size(), .cached_tokens = 0, .sent_text = std::move(sent_text)});
     first_token = absl::Now();
     Finish();
     return false;

@@ -72,6 +72,7 @@ struct Sequence {
   int64_t paused_steps = 0;
   int64_t rounds_in_flight = 0;  // enqueued, their tokens not yet read
   std::vector<int32_t> output;   // emitted
+  std::string sent_text;         // of an earlier life, until the sink is told, if it wants to know
   int64_t scored = 0;     // prompt tokens whose log probabilities were reported, of those that have any
   FinishedReport report;  // grows with the request
   absl::Time prefill_start, first_token;

@@ -71,6 +71,7 @@ GenerationRequest FromMessage(wire::Submit&& submit, absl::Time now) {
   request.prompt_log_probs = submit.prompt_logprobs();
   request.prompt_log_probs_done = submit.prompt_logprobs_done();
   request.output_tokens.assign(submit.output_tokens().begin(), submit.output_tokens().end());
+  request.report_sent_text = submit.report_sent_text();
   request.stop_token_ids.assign(submit.stop_token_ids().begin(), submit.stop_token_ids().end());
   request.stop_strings.assign(submit.stop_strings().begin(), submit.stop_strings().end());
   request.speculation = submit.speculate() ? SpeculationMode::kDFlash : SpeculationMode::kOff;
@@ -90,6 +91,7 @@ wire::Started ToMessage(const std::string& id, const StartedReport& report) {
   message.set_id(id);
   message.set_prompt_tokens(report.prompt_tokens);
   message.set_cached_tokens(report.cached_tokens);
+  message.set_sent_text(report.sent_text);
   return message;
 }
 
