@@ -13,6 +13,7 @@
 #include "absl/time/time.h"
 #include "daemon/metrics/exporter.h"
 #include "daemon/routing/dispatcher.h"
+#include "daemon/routing/model_agreement.h"
 #include "daemon/rpc/group_client.h"
 
 namespace dflash {
@@ -34,8 +35,9 @@ class LastingGroup : public Group, public GroupEvents {
   void OnFailed(Group* connection, const std::string& key, const absl::Status& status) override;
 
  protected:
-  // Dispatcher and exporter are not owned and outlive the object.
-  LastingGroup(std::string name, Dispatcher* dispatcher, Exporter* exporter);
+  // `agreement` says whether a connection's group is admitted. It, dispatcher and exporter are not owned and
+  // outlive the object.
+  LastingGroup(std::string name, ModelAgreement* agreement, Dispatcher* dispatcher, Exporter* exporter);
 
   // A connection whose events come here and whose metrics go to the exporter; not yet started.
   std::unique_ptr<GroupClient> MakeClient(GroupClient::Options options);
@@ -49,6 +51,7 @@ class LastingGroup : public Group, public GroupEvents {
 
  private:
   const std::string name_;
+  ModelAgreement* const agreement_;
   Exporter* const exporter_;
 };
 

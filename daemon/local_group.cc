@@ -34,9 +34,9 @@ bool FollowsAnother(const ExitReport& report) { return !report.by_signal && repo
 // parent of all its processes.
 class LocalGroup::Impl final : public LastingGroup {
  public:
-  Impl(PrivateDirectory directory, const Options& options, Dispatcher* dispatcher, Exporter* exporter,
-       std::function<void(int)> on_give_up)
-      : LastingGroup(options.name, dispatcher, exporter),
+  Impl(PrivateDirectory directory, const Options& options, ModelAgreement* agreement, Dispatcher* dispatcher,
+       Exporter* exporter, std::function<void(int)> on_give_up)
+      : LastingGroup(options.name, agreement, dispatcher, exporter),
         directory_(std::move(directory)),
         options_(options),
         on_give_up_(std::move(on_give_up)),
@@ -312,12 +312,13 @@ LocalGroup::~LocalGroup() = default;
 void LocalGroup::Shutdown(absl::Duration timeout) { impl_->Shutdown(timeout); }
 GroupLives LocalGroup::Lives() const { return impl_->Lives(); }
 
-absl::StatusOr<std::unique_ptr<LocalGroup>> LocalGroup::Start(const Options& options, Dispatcher* dispatcher,
-                                                              Exporter* exporter,
+absl::StatusOr<std::unique_ptr<LocalGroup>> LocalGroup::Start(const Options& options,
+                                                              ModelAgreement* agreement,
+                                                              Dispatcher* dispatcher, Exporter* exporter,
                                                               std::function<void(int)> on_give_up) {
   DFLASH_ASSIGN_OR_RETURN(PrivateDirectory directory, PrivateDirectory::Create());
-  auto impl =
-      std::make_unique<Impl>(std::move(directory), options, dispatcher, exporter, std::move(on_give_up));
+  auto impl = std::make_unique<Impl>(std::move(directory), options, agreement, dispatcher, exporter,
+                                     std::move(on_give_up));
   DFLASH_RETURN_IF_ERROR(impl->Start());
   return std::unique_ptr<LocalGroup>(new LocalGroup(std::move(impl)));
 }

@@ -16,6 +16,7 @@
 #include "daemon/group_lives.h"
 #include "daemon/metrics/exporter.h"
 #include "daemon/routing/dispatcher.h"
+#include "daemon/routing/model_agreement.h"
 
 namespace dflash {
 
@@ -35,10 +36,11 @@ class LocalGroup {
 
   // Starts the ranks, registers the group with the dispatcher and connects to it. `on_give_up` is called once
   // when the group has ended and is not started again, with the exit code of the rank that explains it (128 +
-  // signal when killed by one), after the dispatcher knows; from a thread of this object. Dispatcher and
-  // exporter must outlive it. Errors: those of ChildProcess::Start and PrivateDirectory::Create.
-  static absl::StatusOr<std::unique_ptr<LocalGroup>> Start(const Options& options, Dispatcher* dispatcher,
-                                                           Exporter* exporter,
+  // signal when killed by one), after the dispatcher knows; from a thread of this object. A group with
+  // another model than `agreement` wants is not admitted. Agreement, dispatcher and exporter must outlive it.
+  // Errors: those of ChildProcess::Start and PrivateDirectory::Create.
+  static absl::StatusOr<std::unique_ptr<LocalGroup>> Start(const Options& options, ModelAgreement* agreement,
+                                                           Dispatcher* dispatcher, Exporter* exporter,
                                                            std::function<void(int)> on_give_up);
   // Kills what is left.
   ~LocalGroup();

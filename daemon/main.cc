@@ -2,6 +2,7 @@
 // watches, streams the output back; exports metrics and health.
 #include <pthread.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -14,30 +15,32 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "base/exit_codes.h"
 #include "base/group_secret.h"
-#include "base/host_port.h"
+#include "base/grpc_log.h"
+#include "base/log.h"
 #include "base/regular_file.h"
 #include "base/sha256.h"
 #include "base/status.h"
 #include "daemon/auth/token_store.h"
 #include "daemon/frontend/checkpoint_prompts.h"
+#include "daemon/frontend/model_files.h"
 #include "daemon/local_group.h"
-#include "daemon/log/log.h"
 #include "daemon/metrics/exporter.h"
 #include "daemon/ops/ops_server.h"
 #include "daemon/probes.h"
 #include "daemon/remote_group.h"
 #include "daemon/routing/dispatcher.h"
+#include "daemon/routing/model_agreement.h"
 #include "daemon/rpc/admin_server.h"
 #include "daemon/rpc/credentials.h"
 #include "daemon/rpc/inference_service.h"
@@ -45,7 +48,6 @@
 #include "daemon/settings.h"
 #include "daemon/traces/trace_exporter.h"
 #include "daemon/worker_program.h"
-#include "spdlog/sinks/stdout_sinks.h"
 #include "spdlog/spdlog.h"
 
 namespace dflash {
@@ -53,6 +55,9 @@ namespace {
 
 // No worker group could be started.
 constexpr ExitCode kExitNoWorker = kExitEngineFailed;
+// Spans of the last requests get so long to reach their collector.
+constexpr absl::Duration kTraceFlush = absl::Seconds(2);
+constexpr char kProgram[] = "dflashd";
 
 int Fail(ExitCode code, const std::string& message) {
   spdlog::error("{}", message);
@@ -202,11 +207,6 @@ int AwaitSignal() {
   return number;
 }
 
-// Waits until no client has anything to take, or a moment comes.
-void AwaitStreams(InferenceService* service, absl::Time deadline) {
-  while (service->OpenStreams() > 0 && absl::Now() < deadline) absl::SleepFor(absl::Milliseconds(10));
-}
-
 // Lets requests finish and their clients take what is theirs, for `timeout` after `grace`, or until a second
 // signal.
 void Drain(Dispatcher* dispatcher, InferenceService* service, absl::Duration grace, absl::Duration timeout) {
@@ -217,17 +217,16 @@ void Drain(Dispatcher* dispatcher, InferenceService* service, absl::Duration gra
     spdlog::warn("signal {}: requests that still run are ended", number);
     dispatcher->ShutDown();
     cut_short.Notify();
+    service->LookAgain();
   });
-  dispatcher->Leave();
+  dispatcher->LeaveForGood();
   cut_short.WaitForNotificationWithTimeout(grace);
   dispatcher->Drain();
   const absl::Time deadline = absl::Now() + timeout;
   if (!dispatcher->AwaitEmpty(deadline) && !cut_short.HasBeenNotified()) {
     spdlog::warn("{} requests did not finish in time and are ended", dispatcher->EndAll());
   }
-  while (service->OpenStreams() > 0 && absl::Now() < deadline &&
-         !cut_short.WaitForNotificationWithTimeout(absl::Milliseconds(10))) {
-  }
+  service->AwaitStreams(deadline, [&] { return cut_short.HasBeenNotified(); });
   pthread_kill(hastener.native_handle(), SIGUSR1);
   hastener.join();
 }
@@ -239,13 +238,8 @@ struct RemoteLeaders {
 };
 absl::StatusOr<RemoteLeaders> RemoteLeadersOf(const Settings& settings) {
   RemoteLeaders remote;
-  for (const absl::string_view address : absl::StrSplit(settings.connect, ',', absl::SkipEmpty())) {
-    remote.addresses.emplace_back(address);
-    DFLASH_RETURN_IF_ERROR(Annotate(SplitHostPort(remote.addresses.back()).status(), "--connect"));
-  }
+  remote.addresses = LeadersOf(settings);
   if (remote.addresses.empty()) return remote;
-  if (settings.group_secret_file.empty())
-    return absl::InvalidArgumentError("--connect needs --group-secret-file");
   DFLASH_ASSIGN_OR_RETURN(remote.secret, ReadGroupSecret(settings.group_secret_file));
   return remote;
 }
@@ -259,6 +253,9 @@ int Serve(const Settings& settings, const RemoteLeaders& remote) {
   }
   absl::StatusOr<CheckpointPrompts> prompts = CheckpointPrompts::Load(settings.model);
   if (!prompts.ok()) return Fail(kExitBadModel, std::string(prompts.status().message()));
+  absl::StatusOr<ModelIdentity> files = IdentityOfFiles(settings.model, settings.draft_model);
+  if (!files.ok()) return Fail(kExitBadModel, std::string(files.status().message()));
+  ModelAgreement agreement(*std::move(files));
 
   const absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> credentials =
       MakeServerCredentials({.certificate = settings.tls_cert,
@@ -286,9 +283,8 @@ int Serve(const Settings& settings, const RemoteLeaders& remote) {
                         &absl::Now);
   std::unique_ptr<TraceExporter> traces;
   if (!settings.otlp_endpoint.empty()) {
-    absl::StatusOr<OtlpEndpoint> endpoint = ParseOtlpEndpoint(settings.otlp_endpoint);
-    if (!endpoint.ok())
-      return Fail(kExitBadFlags, absl::StrCat("--otlp-endpoint: ", std::string(endpoint.status().message())));
+    absl::StatusOr<OtlpEndpoint> endpoint = ParseOtlpEndpoint(settings.otlp_endpoint);  // has been checked
+    if (!endpoint.ok()) return Fail(kExitBadFlags, std::string(endpoint.status().message()));
     traces =
         std::make_unique<TraceExporter>(TraceExporter::Options{.endpoint = *std::move(endpoint),
                                                                .version = DFLASHD_VERSION,
@@ -302,7 +298,8 @@ int Serve(const Settings& settings, const RemoteLeaders& remote) {
                             .traces = traces.get()},
                            &dispatcher, &*prompts, &exporter);
 
-  const bool reflection = settings.reflection == "on" || (settings.reflection == "auto" && tokens == nullptr);
+  const ReflectionPolicy reflection = {.open = settings.reflection != "off",
+                                       .tokens = settings.reflection == "auto" ? tokens.get() : nullptr};
   absl::StatusOr<std::unique_ptr<PublicServer>> server =
       PublicServer::Start(settings.listen, &service, *credentials, reflection);
   if (!server.ok())
@@ -316,8 +313,9 @@ int Serve(const Settings& settings, const RemoteLeaders& remote) {
       tokens != nullptr && !settings.open_metrics && !IsLoopback(settings.ops_listen);
   absl::StatusOr<std::unique_ptr<OpsServer>> ops =
       OpsServer::Start(settings.ops_listen, [&](const OpsRequest& request) -> OpsReply {
-        // Probes say nothing but state.
-        if ((request.path == "/metrics" || request.path == "/version") && protect_metrics) {
+        // Probes say nothing but state, unless they are asked for more.
+        const bool tells = request.path == "/metrics" || request.path == "/version" || IsVerbose(request);
+        if (tells && protect_metrics) {
           const absl::Status allowed =
               tokens->Check(request.authorization, Role::kMetrics, absl::Now()).status();
           if (!allowed.ok()) {
@@ -355,16 +353,22 @@ int Serve(const Settings& settings, const RemoteLeaders& remote) {
     }
     admin = *std::move(started);
   }
+  // Standard output is for scripts, in these two lines; people and collectors read the log.
   std::printf("dflashd: listening on %s:%d, ops on %s:%d%s%s\n", host.c_str(), (*server)->port(),
               ops_host.c_str(), (*ops)->port(), admin == nullptr ? "" : ", admin on ",
               admin == nullptr ? "" : admin->address().c_str());
   std::fflush(stdout);
+  LogEvent(spdlog::level::info, "takes connections",
+           {{"listen", absl::StrCat(host, ":", (*server)->port())},
+            {"ops_listen", absl::StrCat(ops_host, ":", (*ops)->port())},
+            {"admin_listen", admin == nullptr ? std::string() : admin->address()}});
   dispatcher.SetServingCallback([&] {
     const bool serving = dispatcher.GetStats().serving;
     (*server)->SetServing(serving);
     if (!serving || has_been_ready.exchange(true)) return;
     std::puts("dflashd: ready");
     std::fflush(stdout);
+    spdlog::info("the first worker group serves");
   });
 
   std::atomic<int> failed_start = 0;
@@ -379,7 +383,7 @@ int Serve(const Settings& settings, const RemoteLeaders& remote) {
          .load_timeout = absl::Seconds(settings.load_timeout_seconds +
                                        (settings.tp > 1 ? settings.formation_timeout_seconds : 0)),
          .silence_limit = absl::Seconds(settings.silence_timeout_seconds)},
-        &dispatcher, &exporter, [&](int code) {
+        &agreement, &dispatcher, &exporter, [&](int code) {
           if (has_been_ready) return;  // it serves errors from now on, and says so
           failed_start = code == 0 ? static_cast<int>(kExitNoWorker) : code;
           pthread_kill(main_thread, SIGUSR1);
@@ -395,7 +399,7 @@ int Serve(const Settings& settings, const RemoteLeaders& remote) {
                                          .secret = remote.secret,
                                          .silence_limit = absl::Seconds(settings.silence_timeout_seconds),
                                          .max_delay = absl::Seconds(settings.max_restart_delay_seconds)},
-                                        &dispatcher, &exporter));
+                                        &agreement, &dispatcher, &exporter));
   }
   absl::Notification stop_ticking;
   std::thread ticking([&] {
@@ -419,9 +423,10 @@ int Serve(const Settings& settings, const RemoteLeaders& remote) {
     Drain(&dispatcher, &service, absl::Seconds(settings.drain_grace_seconds), timeout);
   }
   dispatcher.ShutDown();
-  AwaitStreams(&service, absl::Now() + absl::Seconds(2));  // clients take what was said to them
+  service.AwaitStreams(absl::Now() + absl::Seconds(2), [] { return false; });  // clients take what was said
   admin.reset();
   groups.Shutdown(absl::Seconds(10));
+  if (traces != nullptr) traces->Flush(kTraceFlush);
   stop_ticking.Notify();
   ticking.join();
   ops->reset();
@@ -444,24 +449,26 @@ void RaiseDescriptorLimit() {
   setrlimit(RLIMIT_NOFILE, &limit);
 }
 
+std::map<std::string, std::string> Environment() {
+  std::map<std::string, std::string> variables;
+  for (char** variable = environ; *variable != nullptr; ++variable) {
+    const std::string_view text = *variable;
+    const size_t equals = std::min(text.find('='), text.size());
+    variables.emplace(text.substr(0, equals), text.substr(std::min(equals + 1, text.size())));
+  }
+  return variables;
+}
+
 int Main(int argc, char** argv) {
-  absl::StatusOr<CommandLine> command_line =
-      ReadSettings(argc, argv, [](const std::string& name) -> std::optional<std::string> {
-        const char* value = std::getenv(name.c_str());
-        return value == nullptr ? std::nullopt : std::optional<std::string>(value);
-      });
+  absl::StatusOr<CommandLine> command_line = ReadSettings(argc, argv, Environment());
   if (!command_line.ok()) return Fail(kExitBadFlags, std::string(command_line.status().message()));
   if (command_line->text.has_value()) {
     std::fputs(command_line->text->c_str(), stdout);
     return kExitOk;
   }
   Settings& settings = command_line->settings;
-  SetUpLog(settings.log_format == "json" ? LogFormat::kJson : LogFormat::kText,
-           ParseLogLevel(settings.log_level), std::make_shared<spdlog::sinks::stderr_sink_mt>());
-  if (settings.model.empty()) return Fail(kExitBadFlags, "--model is required");
-  if (settings.draft_model.empty() && settings.speculation_given && settings.speculation != "off") {
-    return Fail(kExitBadFlags, "--speculation dflash needs --draft-model");
-  }
+  SetUpLog(kProgram, ParseLogFormat(settings.log_format), ParseLogLevel(settings.log_level));
+  for (const std::string& warning : command_line->warnings) spdlog::warn("{}", warning);
   for (const auto& [name, folder] :
        {std::pair("--model", &settings.model), std::pair("--draft-model", &settings.draft_model)}) {
     if (!folder->empty() && !std::filesystem::is_directory(*folder)) {
@@ -488,8 +495,12 @@ int main(int argc, char** argv) {
   std::signal(SIGPIPE, SIG_IGN);
   std::signal(SIGXFSZ, SIG_IGN);
   dflash::RaiseDescriptorLimit();
-  dflash::SetUpLog(dflash::LogFormat::kText, spdlog::level::info,
-                   std::make_shared<spdlog::sinks::stderr_sink_mt>());
+  const char* format = std::getenv("DFLASHD_LOG_FORMAT");
+  dflash::SetUpLog(
+      dflash::kProgram,
+      dflash::EarlyLogFormat(argc, argv, dflash::ParseLogFormat(format == nullptr ? "" : format)),
+      spdlog::level::info);
+  dflash::TakeGrpcLog();
   try {
     return dflash::Main(argc, argv);
   } catch (const std::exception& error) {  // a library's exception that nobody converted

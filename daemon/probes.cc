@@ -58,14 +58,14 @@ bool AllGivenUp(const ProbeFacts& facts) {
                                              [](const auto& entry) { return entry.second.given_up; });
 }
 
-bool IsVerbose(const std::string& query) {
-  const std::vector<std::string> words = absl::StrSplit(query, '&');
+}  // namespace
+
+bool IsVerbose(const OpsRequest& request) {
+  const std::vector<std::string> words = absl::StrSplit(request.query, '&');
   return std::any_of(words.begin(), words.end(), [](const std::string& word) {
     return word == "verbose" || word.rfind("verbose=", 0) == 0;
   });
 }
-
-}  // namespace
 
 std::optional<OpsReply> AnswerProbe(const OpsRequest& request, const ProbeFacts& facts) {
   const Dispatcher::Stats& stats = facts.stats;
@@ -84,7 +84,7 @@ std::optional<OpsReply> AnswerProbe(const OpsRequest& request, const ProbeFacts&
   }
   OpsReply reply;
   if (!wrong.empty()) reply.status = 503;
-  if (IsVerbose(request.query)) {
+  if (IsVerbose(request)) {
     std::vector<Condition> conditions = {TimerCondition(facts), AdmissionCondition(facts)};
     for (const Dispatcher::GroupStats& group : stats.groups)
       conditions.push_back(GroupCondition(facts, group));

@@ -1,5 +1,5 @@
 // What probes are told: whether the process lives, takes requests, has ever been ready. They may be asked by
-// anybody, so they say nothing but state.
+// anybody, so they say nothing but state; what they say with "verbose" is for whoever may see the metrics.
 #pragma once
 
 #include <map>
@@ -19,6 +19,9 @@ struct ProbeFacts {
   bool has_been_ready = false;
   absl::Duration tick_age;  // since the timer of the process has last run
 };
+
+// Does it ask a probe for the list of conditions?
+bool IsVerbose(const OpsRequest& request);
 
 // /livez, /readyz, /startupz: 200 or 503, and in one line why. With "verbose" in the query every condition is
 // listed with its age, "[+]" where it holds and "[-]" where it does not. nullopt: another page.

@@ -15,8 +15,8 @@ namespace dflash {
 
 class RemoteGroup::Impl final : public LastingGroup {
  public:
-  Impl(const Options& options, Dispatcher* dispatcher, Exporter* exporter)
-      : LastingGroup(options.name, dispatcher, exporter),
+  Impl(const Options& options, ModelAgreement* agreement, Dispatcher* dispatcher, Exporter* exporter)
+      : LastingGroup(options.name, agreement, dispatcher, exporter),
         options_(options),
         decider_({.max_delay = options.max_delay, .max_failed_starts = std::numeric_limits<int>::max()}) {
     dispatcher_->AddGroup(this);
@@ -97,9 +97,10 @@ RemoteGroup::~RemoteGroup() = default;
 void RemoteGroup::Shutdown() { impl_->Shutdown(); }
 GroupLives RemoteGroup::Lives() const { return impl_->Lives(); }
 
-std::unique_ptr<RemoteGroup> RemoteGroup::Start(const Options& options, Dispatcher* dispatcher,
-                                                Exporter* exporter) {
-  return std::unique_ptr<RemoteGroup>(new RemoteGroup(std::make_unique<Impl>(options, dispatcher, exporter)));
+std::unique_ptr<RemoteGroup> RemoteGroup::Start(const Options& options, ModelAgreement* agreement,
+                                                Dispatcher* dispatcher, Exporter* exporter) {
+  return std::unique_ptr<RemoteGroup>(
+      new RemoteGroup(std::make_unique<Impl>(options, agreement, dispatcher, exporter)));
 }
 
 }  // namespace dflash

@@ -9,6 +9,7 @@
 #include "daemon/group_lives.h"
 #include "daemon/metrics/exporter.h"
 #include "daemon/routing/dispatcher.h"
+#include "daemon/routing/model_agreement.h"
 
 namespace dflash {
 
@@ -23,10 +24,10 @@ class RemoteGroup {
     absl::Duration max_delay = absl::Seconds(60);  // between two attempts
   };
 
-  // Registers the group with the dispatcher and begins to connect; it is never given up. Dispatcher and
-  // exporter must outlive the object.
-  static std::unique_ptr<RemoteGroup> Start(const Options& options, Dispatcher* dispatcher,
-                                            Exporter* exporter);
+  // Registers the group with the dispatcher and begins to connect; it is never given up. A group with another
+  // model than `agreement` wants is not admitted. Agreement, dispatcher and exporter must outlive the object.
+  static std::unique_ptr<RemoteGroup> Start(const Options& options, ModelAgreement* agreement,
+                                            Dispatcher* dispatcher, Exporter* exporter);
   ~RemoteGroup();
 
   // Drops the connection, for good: the group is not asked to end.

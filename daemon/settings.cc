@@ -1,12 +1,18 @@
 #include "daemon/settings.h"
 
 #include <cctype>
+#include <regex>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "base/flag_parser.h"
+#include "base/host_port.h"
+#include "base/json_object.h"
 #include "base/regular_file.h"
 #include "base/status.h"
 #include "daemon/config/config_file.h"
+#include "daemon/traces/trace_exporter.h"
 
 namespace dflash {
 namespace {
@@ -37,12 +43,17 @@ FlagParser MakeParser(Settings& settings) {
       "token-file", "FILE",
       "hashed bearer tokens with roles, one a line: NAME sha256:HEX ROLE[,ROLE] [expires=TIME]; watched",
       &settings.token_file);
-  parser.Choice("reflection", {"auto", "on", "off"}, "gRPC reflection; auto: on unless there are tokens",
+  parser.Choice("reflection", {"auto", "on", "off"},
+                "gRPC reflection; auto: for those who have a token, where calls need one; on: for everybody",
                 &settings.reflection);
   parser.Switch("open-metrics",
                 "/metrics and /version need no token; they never do where --ops-listen is loopback",
                 &settings.open_metrics);
-  parser.Choice("log-format", {"text", "json"}, "of the log on standard error", &settings.log_format);
+  parser.Choice(
+      "log-format", {"text", "json"},
+      "of the log on standard error, the workers' too; standard output has two lines for scripts alone: "
+      "where it\nlistens, and that it is ready",
+      &settings.log_format);
   parser.Choice("log-level", {"debug", "info", "warn", "error"}, "least that is logged", &settings.log_level);
   parser.Text("otlp-endpoint", "URL",
               "where a collector takes traces, OTLP over HTTP in JSON: http://HOST[:4318][/v1/traces]; "
@@ -155,8 +166,10 @@ FlagParser MakeParser(Settings& settings) {
   return parser;
 }
 
+constexpr char kVariablePrefix[] = "DFLASHD_";
+
 std::string VariableOf(const std::string& key) {
-  std::string name = "DFLASHD_";
+  std::string name = kVariablePrefix;
   for (const char c : key)
     name += c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
   return name;
@@ -176,6 +189,41 @@ absl::Status ReadConfigFile(const std::string& path, FlagParser* parser) {
     if (!set.ok()) {
       return absl::InvalidArgumentError(absl::StrCat(entry.place, ": ", std::string(set.message())));
     }
+  }
+  return absl::OkStatus();
+}
+
+// What Kubernetes tells every pod about services, here of one called dflashd or dflashd-...:
+// DFLASHD_SERVICE_HOST, DFLASHD_SERVICE_PORT_GRPC, DFLASHD_PORT, DFLASHD_PORT_8500_TCP_ADDR, ...
+bool IsServiceLink(const std::string& variable) {
+  static const std::regex pattern("DFLASHD(_.+)?_(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT(_.+)?)");
+  return std::regex_match(variable, pattern);
+}
+
+absl::Status ReadEnvironment(const std::map<std::string, std::string>& environment, FlagParser* parser,
+                             std::vector<std::string>* warnings) {
+  std::map<std::string, std::string> keys;  // by variable
+  std::vector<std::string> variables;
+  for (const FlagParser::Value& known : parser->Values()) {
+    variables.push_back(VariableOf(known.name));
+    keys.emplace(variables.back(), known.name);
+  }
+  for (const auto& [variable, value] : environment) {
+    if (variable.rfind(kVariablePrefix, 0) != 0) continue;
+    const auto key = keys.find(variable);
+    if (key == keys.end()) {
+      if (IsServiceLink(variable)) continue;
+      const std::string nearest = NearestName(variable, variables);
+      if (!nearest.empty()) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("unknown environment variable ", variable, " (did you mean ", nearest, "?)"));
+      }
+      warnings->push_back(absl::StrCat("the environment variable ", variable, " is no setting"));
+      continue;
+    }
+    if (IsForOneRun(key->second)) continue;
+    if (const absl::Status set = parser->Set(FlagParser::Source::kEnvironment, key->second, value); !set.ok())
+      return absl::InvalidArgumentError(absl::StrCat(variable, ": ", set.message()));
   }
   return absl::OkStatus();
 }
@@ -217,9 +265,32 @@ std::string PrintConfig(const FlagParser& parser) {
 
 }  // namespace
 
-absl::StatusOr<CommandLine> ReadSettings(
-    int argc, const char* const* argv,
-    const std::function<std::optional<std::string>(const std::string& name)>& environment) {
+absl::Status CheckSettings(const Settings& settings) {
+  const auto wrong = [](std::string text) { return absl::InvalidArgumentError(std::move(text)); };
+  if (settings.model.empty()) return wrong("--model is required");
+  if (settings.draft_model.empty() && settings.speculation_given && settings.speculation != "off")
+    return wrong("--speculation dflash needs --draft-model");
+  if (settings.tls_cert.empty() != settings.tls_key.empty() ||
+      (settings.tls_cert.empty() && !settings.tls_client_ca.empty()))
+    return wrong("--tls-cert and --tls-key go together, and --tls-client-ca needs both");
+  if (!settings.otlp_endpoint.empty()) {
+    DFLASH_RETURN_IF_ERROR(Annotate(ParseOtlpEndpoint(settings.otlp_endpoint).status(), "--otlp-endpoint"));
+  }
+  const std::vector<std::string> leaders = LeadersOf(settings);
+  for (const std::string& leader : leaders)
+    DFLASH_RETURN_IF_ERROR(Annotate(SplitHostPort(leader).status(), "--connect"));
+  if (!leaders.empty() && settings.group_secret_file.empty())
+    return wrong("--connect needs --group-secret-file");
+  if (leaders.empty() && settings.groups == 0) return wrong("--connect names nobody");
+  return absl::OkStatus();
+}
+
+std::vector<std::string> LeadersOf(const Settings& settings) {
+  return absl::StrSplit(settings.connect, ',', absl::SkipEmpty());
+}
+
+absl::StatusOr<CommandLine> ReadSettings(int argc, const char* const* argv,
+                                         const std::map<std::string, std::string>& environment) {
   FlagParser::Outcome outcome = FlagParser::Outcome::kRun;
   std::string path;
   {
@@ -229,25 +300,20 @@ absl::StatusOr<CommandLine> ReadSettings(
     DFLASH_RETURN_IF_ERROR(parser.Parse(argc, argv, &outcome));
     if (outcome == FlagParser::Outcome::kHelp) return CommandLine{{}, parser.Help()};
     if (outcome == FlagParser::Outcome::kVersion) return CommandLine{{}, "dflashd " DFLASHD_VERSION "\n"};
-    path = flags_only.config.empty() ? environment(VariableOf("config")).value_or("") : flags_only.config;
+    const auto named = environment.find(VariableOf("config"));
+    path = flags_only.config.empty() && named != environment.end() ? named->second : flags_only.config;
   }
   CommandLine result;
   FlagParser parser = MakeParser(result.settings);
   if (!path.empty()) DFLASH_RETURN_IF_ERROR(ReadConfigFile(path, &parser));
-  for (const FlagParser::Value& known : parser.Values()) {
-    if (IsForOneRun(known.name)) continue;
-    const std::string variable = VariableOf(known.name);
-    const std::optional<std::string> value = environment(variable);
-    if (!value.has_value()) continue;
-    if (const absl::Status set = parser.Set(FlagParser::Source::kEnvironment, known.name, *value);
-        !set.ok()) {
-      return absl::InvalidArgumentError(absl::StrCat(variable, ": ", set.message()));
-    }
-  }
+  DFLASH_RETURN_IF_ERROR(ReadEnvironment(environment, &parser, &result.warnings));
   DFLASH_RETURN_IF_ERROR(parser.Parse(argc, argv, &outcome));
   result.settings.config = path;
   result.settings.speculation_given = parser.Given("speculation");
   if (!result.settings.connect.empty() && !parser.Given("groups")) result.settings.groups = 0;
+  if (result.settings.draft_model.empty() && !result.settings.speculation_given)
+    result.settings.speculation = "off";
+  DFLASH_RETURN_IF_ERROR(CheckSettings(result.settings));
   if (result.settings.print_config) result.text = PrintConfig(parser);
   return result;
 }

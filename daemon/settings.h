@@ -6,9 +6,10 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
+#include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 
@@ -70,16 +71,26 @@ struct Settings {
 
 struct CommandLine {
   Settings settings;
-  std::optional<std::string> text;  // to print instead of running: help, version, --print-config
+  std::optional<std::string> text;         // to print instead of running: help, version, --print-config
+  std::vector<std::string> warnings = {};  // for the log
 };
 
-// Reads the flags, the environment, and the file that --config or DFLASHD_CONFIG names. `environment` returns
-// a variable's value. All values are checked, also those that another source overrides; whether they fit
-// together and whether the files exist is not. Variables that begin with DFLASHD_ and name no key are let be
-// (Kubernetes makes such for a service of that name). InvalidArgument: names flag, variable, or file and
-// line; a key that does not exist; errors of ParseConfig and ReadFile.
-absl::StatusOr<CommandLine> ReadSettings(
-    int argc, const char* const* argv,
-    const std::function<std::optional<std::string>(const std::string& name)>& environment);
+// Reads the flags, the environment, and the file that --config or DFLASHD_CONFIG names, and checks all that
+// can be checked without looking at files or the network: all values, also those that another source
+// overrides, and whether they fit together (CheckSettings). `environment`: the process's variables; those
+// that do not begin with DFLASHD_ are nobody's business here. One that does and names no key is an error
+// where it is nearly a key's, and else a warning; but what Kubernetes makes for services called dflashd or
+// dflashd-...
+// (_SERVICE_HOST, _SERVICE_PORT..., _PORT, _PORT_...) is let be. InvalidArgument: names flag, variable, or
+// file and line; a key that does not exist; errors of ParseConfig and ReadFile.
+absl::StatusOr<CommandLine> ReadSettings(int argc, const char* const* argv,
+                                         const std::map<std::string, std::string>& environment);
+
+// The addresses of --connect.
+std::vector<std::string> LeadersOf(const Settings& settings);
+
+// InvalidArgument, naming the flag: what is missing, what does not go together, addresses that cannot be.
+// Whether folders, files and addresses are there is not asked.
+absl::Status CheckSettings(const Settings& settings);
 
 }  // namespace dflash

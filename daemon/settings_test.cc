@@ -21,11 +21,7 @@ class SettingsTest : public ::testing::Test {
   void WriteFile(const std::string& text) { std::ofstream(path_) << text; }
   absl::StatusOr<CommandLine> Read(std::vector<const char*> arguments) {
     arguments.insert(arguments.begin(), "dflashd");
-    return ReadSettings(static_cast<int>(arguments.size()), arguments.data(),
-                        [this](const std::string& name) -> std::optional<std::string> {
-                          const auto found = environment_.find(name);
-                          return found == environment_.end() ? std::nullopt : std::optional(found->second);
-                        });
+    return ReadSettings(static_cast<int>(arguments.size()), arguments.data(), environment_);
   }
   std::string Error(const std::vector<const char*>& arguments) {
     return std::string(Read(arguments).status().message());
@@ -96,6 +92,52 @@ TEST_F(SettingsTest, WhatIsWrongIsNamedWithItsPlace) {
   EXPECT_THAT(Error({"--config", path_.c_str(), "--tp", "2"}), HasSubstr("tp must be"));
   environment_ = {{"DFLASHD_TP", "x"}};
   EXPECT_THAT(Error({"--tp", "2"}), HasSubstr("DFLASHD_TP: tp must be"));
+}
+
+TEST_F(SettingsTest, AVariableThatIsNearlyAKeysIsATypo) {
+  environment_ = {{"DFLASHD_MAX_QUEUED_REQUEST", "4"}};
+  EXPECT_THAT(Error({"--model", "m"}),
+              HasSubstr("unknown environment variable DFLASHD_MAX_QUEUED_REQUEST (did you mean "
+                        "DFLASHD_MAX_QUEUED_REQUESTS?)"));
+  // What Kubernetes tells about services of such names, and what is not ours.
+  environment_ = {{"DFLASHD_SERVICE_HOST", "10.0.0.1"},
+                  {"DFLASHD_SERVICE_PORT", "8500"},
+                  {"DFLASHD_SERVICE_PORT_GRPC", "8500"},
+                  {"DFLASHD_PORT", "tcp://10.0.0.1:8500"},
+                  {"DFLASHD_PORT_8500_TCP_ADDR", "10.0.0.1"},
+                  {"DFLASHD_HEADLESS_SERVICE_HOST", "10.0.0.1"},
+                  {"DFLASHD_METRICS_PORT_8503_TCP", "tcp://10.0.0.1:8503"},
+                  {"DFLASHER_TP", "x"},
+                  {"PATH", "/bin"}};
+  const auto read = Read({"--model", "m"});
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_TRUE(read->warnings.empty()) << read->warnings[0];
+  environment_ = {{"DFLASHD_QUITE_ANOTHER_THING", "1"}};
+  const auto warned = Read({"--model", "m"});
+  ASSERT_TRUE(warned.ok()) << warned.status();
+  ASSERT_EQ(warned->warnings.size(), 1u);
+  EXPECT_EQ(warned->warnings[0], "the environment variable DFLASHD_QUITE_ANOTHER_THING is no setting");
+}
+
+// --print-config shows what a start would take, and nothing else.
+TEST_F(SettingsTest, PrintConfigRefusesWhatAStartRefuses) {
+  const auto error = [&](std::vector<const char*> flags) {
+    const std::string of_start = Error(flags);
+    flags.push_back("--print-config");
+    EXPECT_EQ(Error(flags), of_start);
+    return of_start;
+  };
+  EXPECT_THAT(error({}), HasSubstr("--model is required"));
+  EXPECT_THAT(error({"--model", ""}), HasSubstr("--model is required"));
+  EXPECT_THAT(error({"--model", "m", "--otlp-endpoint", "https://collector:4318"}),
+              AllOf(HasSubstr("--otlp-endpoint"), HasSubstr("must be http://")));
+  EXPECT_THAT(error({"--model", "m", "--speculation", "dflash"}), HasSubstr("needs --draft-model"));
+  EXPECT_THAT(error({"--model", "m", "--tls-cert", "c"}), HasSubstr("--tls-key go together"));
+  EXPECT_THAT(error({"--model", "m", "--tls-client-ca", "c"}), HasSubstr("needs both"));
+  EXPECT_THAT(error({"--model", "m", "--connect", "a:1"}), HasSubstr("--group-secret-file"));
+  EXPECT_THAT(error({"--model", "m", "--connect", "a", "--group-secret-file", "f"}), HasSubstr("--connect"));
+  EXPECT_THAT(error({"--model", "m", "--connect", ",", "--group-secret-file", "f"}),
+              HasSubstr("--connect names nobody"));
 }
 
 TEST_F(SettingsTest, HelpIsThereWhateverElseIsWrong) {

@@ -26,13 +26,14 @@ std::filesystem::path FindProgram(const std::string& name) {
 }
 
 // Runs "PROGRAM --probe" and says whether it finds its device.
-bool Probe(const std::filesystem::path& program) {
+bool Probe(const std::filesystem::path& program, const Settings& settings) {
   absl::Notification ended;
   std::atomic<bool> found = false;
-  auto child = ChildProcess::Start({program.string(), "--probe"}, [&](const ExitReport& report) {
-    found = !report.by_signal && report.code == 0;
-    ended.Notify();
-  });
+  auto child = ChildProcess::Start({program.string(), "--probe", "--log-format", settings.log_format},
+                                   [&](const ExitReport& report) {
+                                     found = !report.by_signal && report.code == 0;
+                                     ended.Notify();
+                                   });
   if (!child.ok()) return false;
   return ended.WaitForNotificationWithTimeout(absl::Seconds(60)) && found;
 }
@@ -49,7 +50,8 @@ std::vector<std::string> WorkerCommand(const std::filesystem::path& worker, cons
                                                      {"--max-verify-rows", settings.max_verify_rows},
                                                      {"--silence-timeout", settings.silence_timeout_seconds}};
   for (const auto& [name, value] : numbers) command.insert(command.end(), {name, absl::StrCat(value)});
-  command.insert(command.end(), {"--block-length", settings.block_length});
+  command.insert(command.end(), {"--block-length", settings.block_length, "--log-format", settings.log_format,
+                                 "--log-level", settings.log_level});
   if (settings.memory_fraction > 0)
     command.insert(command.end(), {"--memory-fraction", absl::StrCat(settings.memory_fraction)});
   if (settings.prefix_checkpoints)
@@ -73,11 +75,11 @@ absl::StatusOr<std::filesystem::path> ChooseWorker(const Settings& settings) {
     if (settings.backend == "cuda") {
       if (cuda.empty())
         return absl::UnavailableError("--backend cuda: dflash-worker-cuda is not in this build");
-      if (!Probe(cuda)) return absl::UnavailableError("--backend cuda: no usable GPU was found");
+      if (!Probe(cuda, settings)) return absl::UnavailableError("--backend cuda: no usable GPU was found");
       return cuda;
     }
     if (!cuda.empty()) {
-      if (Probe(cuda)) return cuda;
+      if (Probe(cuda, settings)) return cuda;
       spdlog::info("no usable GPU: the worker runs on the CPU");
     }
   }

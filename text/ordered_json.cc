@@ -1,6 +1,7 @@
 #include "text/ordered_json.h"
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -44,7 +45,9 @@ class Builder : public nlohmann::json_sax<Json> {
     return true;
   }
   bool end_object() override {
-    MergeRepeatedKeys(*open_.back());
+    const std::optional<std::string> repeated = MergeRepeatedKeys(*open_.back());
+    if (repeated.has_value() && !limits_.repeated_keys)
+      return Fail(absl::StrCat("the key \"", *repeated, "\" twice"));
     open_.pop_back();
     return true;
   }
@@ -92,11 +95,15 @@ class Builder : public nlohmann::json_sax<Json> {
     return true;
   }
 
-  static void MergeRepeatedKeys(Json& object) {
+  // Returns the first of them.
+  static std::optional<std::string> MergeRepeatedKeys(Json& object) {
     Members& members = MembersOf(object);
     std::unordered_map<std::string_view, size_t> places;
-    for (size_t i = 0; i < members.size(); ++i) places.emplace(members[i].first, i);
-    if (places.size() == members.size()) return;
+    std::optional<std::string> repeated;
+    for (size_t i = 0; i < members.size(); ++i) {
+      if (!places.emplace(members[i].first, i).second && !repeated.has_value()) repeated = members[i].first;
+    }
+    if (!repeated.has_value()) return std::nullopt;
     for (auto& [key, value] : members) {
       Json& first = members[places[key]].second;
       if (&first != &value) first = std::move(value);
@@ -108,6 +115,7 @@ class Builder : public nlohmann::json_sax<Json> {
       }
     }
     members.swap(distinct);
+    return repeated;
   }
 
   const OrderedJsonLimits& limits_;

@@ -54,6 +54,11 @@ TEST(OrderedJsonTest, RefusesWhatIsNoJsonOrOutOfBounds) {
   EXPECT_EQ(ParseOrderedJson(Repeat("[", 129) + Repeat("]", 129), "x").status().message(),
             "x: nests deeper than 128");
   EXPECT_FALSE(ParseOrderedJson(Repeat("{\"a\":", 1'000'000), "x").ok());
+  EXPECT_EQ(ParseOrderedJson("[{}, {\"a\": 1, \"b\": 2, \"a\": 3}]", "x", {.repeated_keys = false})
+                .status()
+                .message(),
+            "x: the key \"a\" twice");
+  EXPECT_TRUE(ParseOrderedJson("{\"a\": {\"a\": 1}, \"b\": {\"a\": 1}}", "x", {.repeated_keys = false}).ok());
   EXPECT_EQ(ParseOrderedJson("[1, 2]", "x", {.max_bytes = 5}).status().message(),
             "x: 6 bytes of JSON, at most 5 are allowed");
 }

@@ -13,6 +13,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "base/sha256.h"
 #include "base/status.h"
 
 namespace dflash {
@@ -451,5 +452,15 @@ class Reader {
 }  // namespace
 
 absl::StatusOr<TokenizerFile> ReadTokenizerFile(const std::string& folder) { return Reader().Read(folder); }
+
+absl::StatusOr<std::string> TokenizerDigest(const std::string& folder) {
+  DFLASH_ASSIGN_OR_RETURN(const simdjson::padded_string tokenizer, ReadFile(folder + "/tokenizer.json"));
+  const absl::StatusOr<simdjson::padded_string> config = ReadFile(folder + "/tokenizer_config.json");
+  if (!config.ok() && !absl::IsNotFound(config.status())) return config.status();
+  return Sha256()
+      .Add({tokenizer.data(), tokenizer.size()})
+      .Add(config.ok() ? std::string_view(config->data(), config->size()) : std::string_view())
+      .HexDigest();
+}
 
 }  // namespace dflash

@@ -38,4 +38,8 @@ inline constexpr size_t kMaxAddedTokenBytes = 256;
 // that the list above leaves out).
 absl::StatusOr<TokenizerFile> ReadTokenizerFile(const std::string& folder);
 
+// SHA-256, hexadecimal, of the bytes of these files: two tokenizers with one digest are the same. NotFound:
+// no tokenizer.json.
+absl::StatusOr<std::string> TokenizerDigest(const std::string& folder);
+
 }  // namespace dflash

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <random>
+#include <set>
 #include <tuple>
 
 #include "gmock/gmock.h"
@@ -346,6 +347,21 @@ TEST_F(TokenizerFileTest, DamagedFilesLoadOrFailCleanly) {
     EXPECT_TRUE(tokenizer->Decode(*ids, SpecialTokens::kKeep).ok());
   }
   EXPECT_LT(loaded, 200u);
+}
+
+TEST_F(TokenizerFileTest, ItsDigestIsThatOfBothFiles) {
+  EXPECT_EQ(TokenizerDigest(folder_).status().code(), StatusCode::kNotFound);
+  std::set<std::string> digests;
+  const auto digest = [&](const char* tokenizer, const char* config) {
+    Write("tokenizer.json", tokenizer);
+    if (config != nullptr) Write("tokenizer_config.json", config);
+    return TokenizerDigest(folder_).value();
+  };
+  const std::string first = digest("{}", nullptr);
+  EXPECT_EQ(first.size(), 64u);
+  EXPECT_EQ(digest("{}", nullptr), first);
+  digests = {first, digest("{ }", nullptr), digest("{}", "x"), digest("{}", "y")};
+  EXPECT_EQ(digests.size(), 4u);
 }
 
 }  // namespace

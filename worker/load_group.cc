@@ -12,6 +12,7 @@
 #include "kernels/device/buffer.h"
 #include "kernels/device/graph.h"
 #include "kernels/device/memory.h"
+#include "text/tokenizer_file.h"
 #include "worker/defects/defects.h"
 #include "worker/draft/draft_follower.h"
 #include "worker/memory_plan.h"
@@ -144,7 +145,8 @@ absl::StatusOr<Group> LoadGroup(const GroupOptions& options, const Log& log) {
       options.random_weights ? TargetCheckpoint::Random(options.model, target_config, *options.random_weights)
                              : TargetCheckpoint::Open(options.model, target_config));
   log("target: " + target.Summary());
-  group.target_revision = target.revision();
+  group.model.target_revision = target.revision();
+  group.model.target_config = target_config.digest;
   group.vocabulary = target_config.vocab_size;
   absl::StatusOr<Tokenizer> tokenizer = Tokenizer::Load(options.model);
   if (tokenizer.ok()) {
@@ -155,6 +157,7 @@ absl::StatusOr<Group> LoadGroup(const GroupOptions& options, const Log& log) {
                                                      target_config.vocab_size));
     }
     group.tokenizer = std::make_unique<Tokenizer>(*std::move(tokenizer));
+    DFLASH_ASSIGN_OR_RETURN(group.model.tokenizer, TokenizerDigest(options.model));
   } else if (!options.random_weights || !absl::IsNotFound(tokenizer.status())) {
     return tokenizer.status();
   } else {
@@ -171,6 +174,8 @@ absl::StatusOr<Group> LoadGroup(const GroupOptions& options, const Log& log) {
                    ? DraftCheckpoint::Random(options.draft_model, *draft_config, *options.random_weights)
                    : DraftCheckpoint::Open(options.draft_model, *draft_config));
     log("drafter: " + draft->Summary());
+    group.model.drafter_revision = draft->revision();
+    group.model.drafter_config = draft_config->digest;
     group.contract = MakeFeatureContract(*draft_config, target, *draft);
     if (!options.defect.empty()) {
       DFLASH_RETURN_IF_ERROR(PlantDefect(options.defect, group.contract));

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "base/model_identity.h"
 #include "kernels/device/stream.h"
 #include "text/tokenizer.h"
 #include "worker/cache/sequence_table.h"
@@ -61,7 +62,7 @@ struct Group {
   DFlashDrafter* dflash = nullptr;   // in `drafter`, below whatever wraps it; null: none on this rank
   GenerationConfig generation;
   FeatureContract contract;  // meaningful with a drafter
-  std::string target_revision;
+  ModelIdentity model;
   int64_t max_context_tokens = 0;
   bool adaptive_blocks = true;
   int64_t max_verify_rows = 0;

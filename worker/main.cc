@@ -26,9 +26,10 @@
 #include "base/exit_codes.h"
 #include "base/flag_parser.h"
 #include "base/group_secret.h"
+#include "base/grpc_log.h"
+#include "base/log.h"
 #include "base/status.h"
 #include "kernels/device/stream.h"
-#include "spdlog/sinks/stdout_sinks.h"
 #include "spdlog/spdlog.h"
 #include "worker/launcher.h"
 #include "worker/load_group.h"
@@ -41,6 +42,8 @@
 
 namespace dflash {
 namespace {
+
+constexpr char kProgram[] = "dflash-worker";
 
 struct Flags {
   GroupOptions group;
@@ -70,10 +73,11 @@ struct Flags {
   int64_t host_index = 0;
   int64_t max_restart_delay_seconds = 60;
   std::string draft_placement = "rank0";
+  std::string log_format = "text", log_level = "info";
 };
 
 FlagParser MakeParser(Flags& flags) {
-  FlagParser parser("dflash-worker",
+  FlagParser parser(kProgram,
                     "One rank of a dflashd worker group, started by dflashd; with --launch: starts the ranks "
                     "of this host for a\n"
                     "dflashd on another one (dflashd --connect).");
@@ -166,6 +170,8 @@ FlagParser MakeParser(Flags& flags) {
   parser.Integer("max-restart-delay", "SECONDS",
                  "with --launch: longest wait before lost ranks are started again", 1, 3600,
                  &flags.max_restart_delay_seconds);
+  parser.Choice("log-format", {"text", "json"}, "of the log on standard error", &flags.log_format);
+  parser.Choice("log-level", {"debug", "info", "warn", "error"}, "least that is logged", &flags.log_level);
   parser.Switch("probe", "only tell whether this backend finds its device", &flags.probe);
   return parser;
 }
@@ -223,6 +229,7 @@ GroupIdentity Identity(const Group& group, bool speculate) {
     identity.feature_contract = group.contract.ToLine();
     identity.dflash_block_size = group.contract.block_size;
   }
+  identity.model = group.model;
   identity.vocabulary_size = group.vocabulary;
   identity.max_context_tokens = group.max_context_tokens;
   identity.max_sequences = group.table->slots();
@@ -275,9 +282,10 @@ bool IsUnixAddress(const std::string& address) { return address.rfind("unix:", 0
 RankReady Readiness(const Group& group) {
   RankReady ready;
   if (!group.contract.taps.empty()) ready.feature_contract = group.contract.ToLine();
-  ready.configuration = absl::StrCat("target=", group.target_revision, " vocabulary=", group.vocabulary,
-                                     " context=", group.max_context_tokens, " slots=", group.table->slots(),
-                                     " pages=", group.table->pages());
+  ready.configuration =
+      absl::StrCat("target=", group.model.target_revision, " drafter=", group.model.drafter_revision,
+                   " vocabulary=", group.vocabulary, " context=", group.max_context_tokens,
+                   " slots=", group.table->slots(), " pages=", group.table->pages());
   ready.bytes_read = group.bytes_read;
   return ready;
 }
@@ -591,6 +599,7 @@ int Main(int argc, char** argv) {
     std::puts("dflash-worker " DFLASHD_VERSION);
     return kExitOk;
   }
+  SetUpLog(kProgram, ParseLogFormat(flags.log_format), ParseLogLevel(flags.log_level));
   if (absl::Status status = SelectInstructionSet(flags.instruction_set); !status.ok()) {
     return Fail(kExitBadFlags,
                 absl::InvalidArgumentError(absl::StrCat("--instruction-set: ", status.message())));
@@ -601,7 +610,7 @@ int Main(int argc, char** argv) {
   if (flags.probe) {
     const absl::Status status = Stream::Create({.threads = 1, .device = flags.group.device}).status();
     if (!status.ok()) return Fail(kExitNoDevice, status);
-    std::puts(BackendName());
+    spdlog::info("there is a device for backend {}", BackendName());
     return kExitOk;
   }
   if (flags.group.model.empty())
@@ -630,8 +639,9 @@ int main(int argc, char** argv) {
   sigemptyset(&blocked);
   for (int number : {SIGTERM, SIGINT, SIGUSR1}) sigaddset(&blocked, number);
   pthread_sigmask(SIG_BLOCK, &blocked, nullptr);  // before any thread exists
-  spdlog::set_default_logger(spdlog::stderr_logger_mt("dflash-worker"));
-  spdlog::set_pattern("%Y-%m-%dT%H:%M:%S.%eZ %^%l%$ %n: %v", spdlog::pattern_time_type::utc);
+  dflash::SetUpLog(dflash::kProgram, dflash::EarlyLogFormat(argc, argv, dflash::LogFormat::kText),
+                   spdlog::level::info);
+  dflash::TakeGrpcLog();
   try {
     return dflash::Main(argc, argv);
   } catch (const std::exception& error) {  // a library's exception that nobody converted

@@ -7,6 +7,7 @@
 #include <optional>
 #include <set>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "daemon/request/request_error.h"
 
@@ -137,9 +138,10 @@ absl::StatusOr<Tokens> Tokens::Parse(std::string_view text, std::string_view ori
 }
 
 absl::StatusOr<std::string> Tokens::Check(std::string_view authorization, Role role, absl::Time now) const {
-  constexpr std::string_view kScheme = "Bearer ";
-  const bool has_scheme = authorization.starts_with(kScheme);
-  const Hash hash = HashOf(has_scheme ? authorization.substr(kScheme.size()) : authorization);
+  constexpr std::string_view kScheme = "bearer";  // in any case (RFC 9110, 11.1), and one space
+  const bool has_scheme = authorization.size() > kScheme.size() && authorization[kScheme.size()] == ' ' &&
+                          absl::EqualsIgnoreCase({authorization.data(), kScheme.size()}, kScheme.data());
+  const Hash hash = HashOf(has_scheme ? authorization.substr(kScheme.size() + 1) : authorization);
   const Entry* found = nullptr;
   for (const Entry& entry : entries_) {  // all of them, whether one fits or not
     if (CRYPTO_memcmp(entry.hash.data(), hash.data(), hash.size()) == 0) found = &entry;

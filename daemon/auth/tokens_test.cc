@@ -33,11 +33,13 @@ TEST(Tokens, ATokenAllowsItsRoles) {
   EXPECT_EQ(tokens->size(), 2u);
   EXPECT_EQ(tokens->Check("Bearer abc", Role::kInference, kNow).value_or(""), "team-a");
   EXPECT_EQ(Code(*tokens, "Bearer abc", Role::kMetrics), absl::StatusCode::kOk);
+  for (const char* scheme : {"bearer abc", "BEARER abc", "bEARER abc"})
+    EXPECT_EQ(Code(*tokens, scheme, Role::kInference), absl::StatusCode::kOk) << "schemes have no case";
   const absl::Status denied = tokens->Check("Bearer abc", Role::kAdmin, kNow).status();
   EXPECT_EQ(denied.code(), absl::StatusCode::kPermissionDenied);
   EXPECT_EQ(DetailsOf(denied).reason, "PERMISSION_DENIED");
-  for (const char* wrong :
-       {"", "abc", "Bearer abd", "Bearer ab", "Bearer  abc", "bearer abc", "Basic abc", "Bearer"}) {
+  for (const char* wrong : {"", "abc", "Bearer abd", "Bearer ab", "Bearer  abc", "Basic abc", "Bearer",
+                            "Bearerabc", "bearer\tabc"}) {
     const absl::Status status = tokens->Check(wrong, Role::kInference, kNow).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kUnauthenticated) << wrong;
     EXPECT_EQ(DetailsOf(status).reason, "UNAUTHENTICATED");

@@ -1,9 +1,9 @@
 #include "daemon/frontend/prepare.h"
 
 #include <algorithm>
-#include <cmath>
 #include <optional>
 #include <set>
+#include <string>
 #include <utility>
 #include <variant>
 
@@ -17,14 +17,14 @@
 namespace dflash {
 namespace {
 
+// In [min, max], or 0 where that says "off" although it is below.
 absl::Status CheckFloat(const std::optional<float>& value, const char* field, float min, float max,
-                        bool min_allowed) {
-  if (!value.has_value()) return absl::OkStatus();
-  const bool ok = std::isfinite(*value) && *value <= max && (min_allowed ? *value >= min : *value > min);
-  if (ok) return absl::OkStatus();
+                        bool zero_allowed = false) {
+  if (!value.has_value() || (*value >= min && *value <= max) || (zero_allowed && *value == 0))
+    return absl::OkStatus();
   // All digits of the value: 1.0000001 is not "1".
-  return BadParameter(field, absl::StrFormat("must be %s %g %s %g, not %.9g", min_allowed ? "from" : "above",
-                                             min, min_allowed ? "to" : "and at most", max, *value));
+  return BadParameter(field, absl::StrFormat("must be %sfrom %g to %g, not %.9g", zero_allowed ? "0 or " : "",
+                                             min, max, *value));
 }
 
 absl::Status CheckToken(uint32_t id, const std::string& field, int64_t vocabulary) {
@@ -59,14 +59,13 @@ absl::Status CheckPrompt(const ClientRequest& request, const GroupInfo& info) {
 }
 
 absl::Status CheckPenalties(const ClientRequest& request, const GroupInfo& info) {
-  DFLASH_RETURN_IF_ERROR(CheckFloat(request.repetition_penalty, "sampling.repetition_penalty", 0,
-                                    RequestLimits::kMaxRepetitionPenalty, /*min_allowed=*/false));
+  DFLASH_RETURN_IF_ERROR(CheckFloat(request.repetition_penalty, "sampling.repetition_penalty",
+                                    RequestLimits::kMinRepetitionPenalty,
+                                    RequestLimits::kMaxRepetitionPenalty));
   DFLASH_RETURN_IF_ERROR(CheckFloat(request.frequency_penalty, "sampling.frequency_penalty",
-                                    -RequestLimits::kMaxPenalty, RequestLimits::kMaxPenalty,
-                                    /*min_allowed=*/true));
+                                    -RequestLimits::kMaxPenalty, RequestLimits::kMaxPenalty));
   DFLASH_RETURN_IF_ERROR(CheckFloat(request.presence_penalty, "sampling.presence_penalty",
-                                    -RequestLimits::kMaxPenalty, RequestLimits::kMaxPenalty,
-                                    /*min_allowed=*/true));
+                                    -RequestLimits::kMaxPenalty, RequestLimits::kMaxPenalty));
   if (request.logit_bias.size() > RequestLimits::kMaxBiases) {
     return BadParameter("sampling.logit_bias", absl::StrCat("at most ", RequestLimits::kMaxBiases,
                                                             " are allowed, not ", request.logit_bias.size()));
@@ -77,8 +76,7 @@ absl::Status CheckPenalties(const ClientRequest& request, const GroupInfo& info)
     const std::string field = absl::StrCat("sampling.logit_bias[", i, "]");
     DFLASH_RETURN_IF_ERROR(CheckToken(bias.token, absl::StrCat(field, ".token_id"), info.vocabulary_size));
     DFLASH_RETURN_IF_ERROR(CheckFloat(bias.bias, absl::StrCat(field, ".bias").c_str(),
-                                      -RequestLimits::kMaxBias, RequestLimits::kMaxBias,
-                                      /*min_allowed=*/true));
+                                      -RequestLimits::kMaxBias, RequestLimits::kMaxBias));
     if (!seen.insert(bias.token).second)
       return BadParameter(absl::StrCat(field, ".token_id"),
                           absl::StrCat("token ", bias.token, " comes twice"));
@@ -140,8 +138,11 @@ absl::Status CheckLabels(const std::vector<RequestLabel>& labels) {
     return BadParameter(
         "metadata", absl::StrCat("at most ", RequestLimits::kMaxLabels, " are allowed, not ", labels.size()));
   }
+  std::set<std::string> seen;
   for (size_t i = 0; i < labels.size(); ++i) {
     const std::string field = absl::StrCat("metadata[", i, "]");
+    if (!seen.insert(labels[i].key).second)
+      return BadParameter(absl::StrCat(field, ".key"), absl::StrCat("'", labels[i].key, "' comes twice"));
     if (labels[i].key.empty() || labels[i].key.size() > RequestLimits::kMaxLabelKeyBytes) {
       return BadParameter(absl::StrCat(field, ".key"),
                           absl::StrCat("must have 1 to ", RequestLimits::kMaxLabelKeyBytes, " bytes, not ",
@@ -252,6 +253,7 @@ absl::Status Apply(const SpeculationPolicy& policy, ClientRequest* request, Grou
 
 std::string FingerprintOf(const GroupInfo& info) {
   return Sha256()
+      .Add(info.model.target_revision)
       .Add(info.feature_contract)
       .Add(info.backend)
       .Add(absl::StrCat(info.ranks))
@@ -303,10 +305,12 @@ absl::Status CheckChat(const ChatPrompt& chat, const std::string& field) {
 
 absl::Status CheckRequest(const ClientRequest& request, const GroupInfo& info) {
   DFLASH_RETURN_IF_ERROR(CheckPrompt(request, info));
-  DFLASH_RETURN_IF_ERROR(CheckFloat(request.temperature, "sampling.temperature", 0,
-                                    RequestLimits::kMaxTemperature, /*min_allowed=*/true));
-  DFLASH_RETURN_IF_ERROR(CheckFloat(request.top_p, "sampling.top_p", 0, 1, /*min_allowed=*/false));
-  DFLASH_RETURN_IF_ERROR(CheckFloat(request.min_p, "sampling.min_p", 0, 1, /*min_allowed=*/true));
+  DFLASH_RETURN_IF_ERROR(CheckFloat(request.temperature, "sampling.temperature",
+                                    RequestLimits::kMinTemperature, RequestLimits::kMaxTemperature,
+                                    /*zero_allowed=*/true));
+  DFLASH_RETURN_IF_ERROR(CheckFloat(request.top_p, "sampling.top_p", RequestLimits::kMinShare, 1));
+  DFLASH_RETURN_IF_ERROR(
+      CheckFloat(request.min_p, "sampling.min_p", RequestLimits::kMinShare, 1, /*zero_allowed=*/true));
   if (request.top_k.has_value() && *request.top_k > INT32_MAX) {
     return BadParameter("sampling.top_k",
                         absl::StrCat("must be at most ", INT32_MAX, ", not ", *request.top_k));

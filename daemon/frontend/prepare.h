@@ -19,9 +19,12 @@ struct RequestLimits {
   static constexpr size_t kMaxStopStringBytes = 256;
   static constexpr size_t kMaxStopTokens = 64;
   static constexpr size_t kMaxChatMessages = 4096;
-  static constexpr float kMaxTemperature = 100;
+  // Below the least ones logits and probabilities would leave the numbers that float32 has; nobody means such
+  // values: 0 is the temperature that always takes the best token.
+  static constexpr float kMinTemperature = 1e-6f, kMaxTemperature = 100;
+  static constexpr float kMinShare = 1e-6f;  // of top_p and min_p
   static constexpr size_t kMaxCacheSaltBytes = 256;
-  static constexpr float kMaxRepetitionPenalty = 10;
+  static constexpr float kMinRepetitionPenalty = 0.01f, kMaxRepetitionPenalty = 10;
   static constexpr float kMaxPenalty = 2;  // frequency and presence, of either sign
   static constexpr size_t kMaxBiases = 1024;
   static constexpr float kMaxBias = 100;  // of either sign

@@ -170,6 +170,10 @@ TEST(Prepare, NamesTheFieldOfABadRequest) {
       {"sampling.temperature", [=](ClientRequest& r) { r.temperature = inf; }},
       {"sampling.temperature", [](ClientRequest& r) { r.temperature = -0.5f; }},
       {"sampling.temperature", [](ClientRequest& r) { r.temperature = 100.5f; }},
+      {"sampling.temperature", [](ClientRequest& r) { r.temperature = 1e-7f; }},
+      {"sampling.temperature", [](ClientRequest& r) { r.temperature = 1e-40f; }},
+      {"sampling.top_p", [](ClientRequest& r) { r.top_p = 1e-40f; }},
+      {"sampling.min_p", [](ClientRequest& r) { r.min_p = 1e-40f; }},
       {"sampling.top_p", [=](ClientRequest& r) { r.top_p = nan; }},
       {"sampling.top_p", [](ClientRequest& r) { r.top_p = 0; }},
       {"sampling.top_p", [](ClientRequest& r) { r.top_p = 1.01f; }},
@@ -311,6 +315,9 @@ TEST(Prepare, NamesTheParameterThatIsOutOfRange) {
     std::function<void(ClientRequest&)> change;
   } cases[] = {
       {"sampling.repetition_penalty", [](auto& r) { r.repetition_penalty = 0; }},
+      {"sampling.repetition_penalty", [](auto& r) { r.repetition_penalty = 1e-38f; }},
+      {"sampling.repetition_penalty", [](auto& r) { r.repetition_penalty = 1e-44f; }},
+      {"sampling.repetition_penalty", [](auto& r) { r.repetition_penalty = 0.0099f; }},
       {"sampling.repetition_penalty", [](auto& r) { r.repetition_penalty = 10.5f; }},
       {"sampling.frequency_penalty", [](auto& r) { r.frequency_penalty = -2.5f; }},
       {"sampling.presence_penalty", [](auto& r) { r.presence_penalty = NAN; }},
@@ -356,6 +363,10 @@ TEST(Prepare, NamesTheParameterThatIsOutOfRange) {
       {"metadata[1].key",
        [](auto& r) {
          r.labels = {{"a", "x"}, {std::string(65, 'k'), ""}};
+       }},
+      {"metadata[1].key",
+       [](auto& r) {
+         r.labels = {{"a", "x"}, {"a", "y"}};
        }},
       {"metadata[0].value",
        [](auto& r) {
@@ -435,6 +446,7 @@ TEST(Prepare, AnOutputGoesOnOnlyWhereItsModelIs) {
   EXPECT_TRUE(CheckAndPrepare(request)->report_sent_text) << "the parser has to know it";
   for (const auto& change : std::vector<std::function<void(GroupInfo&)>>{
            [](GroupInfo& info) { info.feature_contract = "other"; },
+           [](GroupInfo& info) { info.model.target_revision = "other"; },
            [](GroupInfo& info) { info.backend = "other"; }, [](GroupInfo& info) { info.ranks = 2; }}) {
     GroupInfo other = Info();
     change(other);

@@ -43,7 +43,7 @@ std::string RejectionLabel(const std::string& reason) {
   if (reason == "UNSUPPORTED" || reason == "METHOD_NOT_LOADED") return "unsupported";
   if (reason == "SLOW_CONSUMER") return "slow_consumer";
   if (reason == "BAD_PARAMETER" || reason == "TEMPLATE_ERROR" || reason == "MODEL_NOT_FOUND" ||
-      reason == "DUPLICATE_REQUEST" || reason == "REVISION_MISMATCH") {
+      reason == "DUPLICATE_REQUEST" || reason == "REVISION_MISMATCH" || reason == "METADATA_TOO_LARGE") {
     return "invalid";
   }
   return "";

@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "base/model_identity.h"
 
 namespace dflash {
 
@@ -78,6 +79,7 @@ struct GroupInfo {
   std::string backend;
   int64_t ranks = 1;
   std::string feature_contract;
+  ModelIdentity model = {};
   int64_t vocabulary_size = 0;
   int64_t max_context_tokens = 0;
   int64_t max_sequences = 0;

@@ -80,8 +80,9 @@ absl::Status BadParameter(const std::string& field, const std::string& text) {
                      {.reason = "BAD_PARAMETER", .field = field, .retry_after = {}, .metadata = {}});
 }
 
-absl::Status NotInThisBuild(const std::string& field) {
-  return WithDetails(absl::UnimplementedError(absl::StrCat(field, ": not in this build")),
+absl::Status NotInThisBuild(const std::string& field, const std::string& what) {
+  return WithDetails(absl::UnimplementedError(absl::StrCat(field, field.empty() ? "" : ": ", what,
+                                                           what.empty() ? "" : ": ", "not in this build")),
                      {.reason = "UNSUPPORTED", .field = field, .retry_after = {}, .metadata = {}});
 }
 

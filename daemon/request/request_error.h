@@ -27,7 +27,8 @@ ErrorDetails DetailsOf(const absl::Status& status);
 
 // InvalidArgument, reason BAD_PARAMETER: "FIELD: TEXT".
 absl::Status BadParameter(const std::string& field, const std::string& text);
-// Unimplemented, reason UNSUPPORTED: "FIELD: not in this build".
-absl::Status NotInThisBuild(const std::string& field);
+// Unimplemented, reason UNSUPPORTED: "FIELD: not in this build", "FIELD: WHAT: not in this build", or, of the
+// request itself, whose path is empty, "WHAT: not in this build".
+absl::Status NotInThisBuild(const std::string& field, const std::string& what = "");
 
 }  // namespace dflash

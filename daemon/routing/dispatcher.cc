@@ -320,6 +320,14 @@ void Dispatcher::GoTo(Stage stage) {
 void Dispatcher::Leave() { GoTo(Stage::kLeaving); }
 void Dispatcher::Drain() { GoTo(Stage::kDraining); }
 
+void Dispatcher::LeaveForGood() {
+  {
+    absl::MutexLock lock(&mutex_);
+    for_good_ = true;
+  }
+  Leave();
+}
+
 void Dispatcher::ShutDown() {
   GoTo(Stage::kShutDown);
   EndAll();
@@ -328,7 +336,9 @@ void Dispatcher::ShutDown() {
 absl::Status Dispatcher::Resume() {
   {
     absl::MutexLock lock(&mutex_);
-    if (stage_ == Stage::kShutDown) return absl::FailedPreconditionError("the process is ending");
+    if (for_good_ || stage_ == Stage::kShutDown)
+      return absl::FailedPreconditionError("the process is ending");
+    if (stage_ == Stage::kServing) return absl::OkStatus();
     stage_ = Stage::kServing;
     stage_since_ = clock_();
   }

@@ -97,7 +97,10 @@ class Dispatcher final : public GroupEvents {
   void Leave();
   void Drain();
   void ShutDown();
-  // Takes requests again. FailedPrecondition after ShutDown.
+  // As Leave, of a process that is about to end: there is no way back.
+  void LeaveForGood();
+  // Takes requests again; nothing happens where they are taken. FailedPrecondition after LeaveForGood and
+  // ShutDown: health would call a server ready that is about to go.
   absl::Status Resume();
   // Waits until no request is left; false when `deadline` comes first, or Resume or ShutDown.
   bool AwaitEmpty(absl::Time deadline) const;
@@ -198,6 +201,7 @@ class Dispatcher final : public GroupEvents {
   std::vector<std::unique_ptr<Member>> members_ ABSL_GUARDED_BY(mutex_);
   Stage stage_ ABSL_GUARDED_BY(mutex_) = Stage::kServing;
   absl::Time stage_since_ ABSL_GUARDED_BY(mutex_);
+  bool for_good_ ABSL_GUARDED_BY(mutex_) = false;  // it has left, or is about to
   uint64_t next_key_ ABSL_GUARDED_BY(mutex_) = 1;
   std::unordered_map<std::string, std::string> reserved_ ABSL_GUARDED_BY(mutex_);  // id to client
   // Ids that a client may not use again yet. Queue and groups know a request by its key: an id may be used

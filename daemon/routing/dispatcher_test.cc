@@ -277,6 +277,9 @@ TEST_F(DispatcherTest, GoingDownInSteps) {
 
   ASSERT_TRUE(dispatcher_.Resume().ok());
   EXPECT_TRUE(dispatcher_.GetStats().serving);
+  const int changes_before = changes;
+  EXPECT_TRUE(dispatcher_.Resume().ok());
+  EXPECT_EQ(changes, changes_before) << "it serves already";
   EXPECT_FALSE(dispatcher_.AwaitEmpty(absl::InfiniteFuture())) << "nobody waits for a drain that is over";
   dispatcher_.Drain();
   EXPECT_EQ(dispatcher_.EndAll(), 2);
@@ -287,6 +290,16 @@ TEST_F(DispatcherTest, GoingDownInSteps) {
   EXPECT_TRUE(dispatcher_.AwaitEmpty(Now()));
   dispatcher_.ShutDown();
   EXPECT_FALSE(dispatcher_.Resume().ok());
+}
+
+TEST_F(DispatcherTest, AProcessThatGoesIsNotCalledBack) {
+  Ready(1);
+  dispatcher_.LeaveForGood();
+  EXPECT_TRUE(dispatcher_.Reserve("a", "").ok()) << "not everybody knows yet";
+  dispatcher_.Release("a");
+  EXPECT_EQ(dispatcher_.Resume().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_FALSE(dispatcher_.GetStats().serving);
+  EXPECT_TRUE(dispatcher_.GetStats().draining);
 }
 
 GroupRequest OneToken() {

@@ -75,7 +75,8 @@ class AdminServer::Impl final : public v1::AdminService::Service {
     builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
     builder.SetResourceQuota(grpc::ResourceQuota("admin").SetMaxThreads(kMaxThreads));
     builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MAX_POLLERS, 2);
-    if (!options_.reflection) CloseReflection(&builder);
+    GuardReflection(&builder, options_.reflection, Role::kAdmin);
+    SetMetadataLimits(&builder);
     builder.RegisterService(this);
     const mode_t mask = umask(0177);  // the socket is this user's alone from the first moment
     server_ = builder.BuildAndStart();

@@ -1,4 +1,4 @@
-// The operators' gRPC port: dflash.v1.AdminService, grpc.health.v1, and reflection where it is enabled.
+// The operators' gRPC port: dflash.v1.AdminService, grpc.health.v1, and reflection for whom it is open.
 #pragma once
 
 #include <functional>
@@ -20,7 +20,7 @@ class AdminServer {
     std::string address;  // "HOST:PORT" (port 0 takes a free one) or "unix:PATH" (a socket for this user
                           // only, without TLS)
     Access access;
-    bool reflection = true;
+    ReflectionPolicy reflection;
     absl::Duration drain_timeout = absl::Seconds(120);  // of a Drain that names none
     std::function<void(absl::Duration)> exit;           // drains with this timeout, and ends the process
   };

@@ -35,7 +35,7 @@ absl::StatusOr<SpeculationChoice> FromMessage(v1::SpeculationMode mode) {
       return SpeculationChoice::kDFlash;
     case v1::SPECULATION_MODE_DFLASH_TREE:
     case v1::SPECULATION_MODE_MTP:
-      return NotInThisBuild(absl::StrCat("speculation.mode ", v1::SpeculationMode_Name(mode)));
+      return NotInThisBuild("speculation.mode", v1::SpeculationMode_Name(mode));
     default:  // proto3 enums are open: a newer client's value
       return BadParameter("speculation.mode", absl::StrCat("unknown value ", static_cast<int>(mode)));
   }

@@ -1,5 +1,6 @@
 #include "daemon/rpc/credentials.h"
 
+#include <grpc/grpc.h>
 #include <grpcpp/security/tls_certificate_provider.h>
 #include <grpcpp/security/tls_credentials_options.h>
 #include <grpcpp/support/server_interceptor.h>
@@ -16,6 +17,7 @@
 #include "absl/time/clock.h"
 #include "base/regular_file.h"
 #include "base/status.h"
+#include "daemon/request/request_error.h"
 
 namespace dflash {
 namespace {
@@ -68,36 +70,72 @@ std::string PeerHost(const std::string& peer) {
   return peer.rfind("ip", 0) == 0 && colon != std::string::npos ? peer.substr(0, colon) : peer;
 }
 
-// Cancels its call before the handler can answer.
-class Refusal final : public grpc::experimental::Interceptor {
+// Ends a call with a status before its handler can answer: one of grpc.reflection, which is not ours.
+class ReflectionRefusal final : public grpc::experimental::Interceptor {
  public:
-  explicit Refusal(grpc::experimental::ServerRpcInfo* info) : info_(info) {}
+  ReflectionRefusal(grpc::experimental::ServerRpcInfo* info, const ReflectionPolicy& policy, Role role)
+      : info_(info), policy_(policy), role_(role) {}
   void Intercept(grpc::experimental::InterceptorBatchMethods* methods) override {
     if (methods->QueryInterceptionHookPoint(
             grpc::experimental::InterceptionHookPoints::POST_RECV_INITIAL_METADATA)) {
-      static_cast<grpc::ServerContext*>(info_->server_context())->TryCancel();  // a service of the sync API
+      const absl::Status allowed = Check();
+      if (!allowed.ok()) {
+        // TryCancel with a status of our own; gRPC copies the text.
+        grpc_call_cancel_with_status(info_->server_context()->c_call(),
+                                     static_cast<grpc_status_code>(allowed.code()),
+                                     std::string(allowed.message()).c_str(), nullptr);
+      }
     }
     methods->Proceed();
   }
 
  private:
+  absl::Status Check() const {
+    if (!policy_.open) return absl::UnimplementedError("reflection is off");
+    return Authorize(policy_.tokens, *info_->server_context(), role_).status();
+  }
+
   grpc::experimental::ServerRpcInfo* const info_;
+  const ReflectionPolicy policy_;
+  const Role role_;
 };
 
-class ReflectionCloser final : public grpc::experimental::ServerInterceptorFactoryInterface {
+class ReflectionGuard final : public grpc::experimental::ServerInterceptorFactoryInterface {
  public:
+  ReflectionGuard(const ReflectionPolicy& policy, Role role) : policy_(policy), role_(role) {}
   grpc::experimental::Interceptor* CreateServerInterceptor(grpc::experimental::ServerRpcInfo* info) override {
     const bool reflection = std::string_view(info->method()).starts_with("/grpc.reflection.");
-    return reflection ? new Refusal(info) : nullptr;  // gRPC owns it; other calls have none
+    // gRPC owns it; other calls have none.
+    return reflection ? new ReflectionRefusal(info, policy_, role_) : nullptr;
   }
+
+ private:
+  const ReflectionPolicy policy_;
+  const Role role_;
 };
+
+// As HTTP/2 counts them (RFC 9113, 6.5.2, SETTINGS_MAX_HEADER_LIST_SIZE).
+size_t MetadataBytes(const grpc::ServerContextBase& context) {
+  constexpr size_t kEntryBytes = 32;
+  size_t bytes = 0;
+  for (const auto& [key, value] : context.client_metadata()) bytes += key.size() + value.size() + kEntryBytes;
+  return bytes;
+}
 
 }  // namespace
 
-void CloseReflection(grpc::ServerBuilder* builder) {
+void GuardReflection(grpc::ServerBuilder* builder, const ReflectionPolicy& policy, Role role) {
+  if (policy.open && policy.tokens == nullptr) return;
   std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> factories;
-  factories.push_back(std::make_unique<ReflectionCloser>());
+  factories.push_back(std::make_unique<ReflectionGuard>(policy, role));
   builder->experimental().SetInterceptorCreators(std::move(factories));
+}
+
+void SetMetadataLimits(grpc::ServerBuilder* builder) {
+  builder->AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, kMaxMetadataBytesOfConnection);
+#ifdef GRPC_ARG_ABSOLUTE_MAX_METADATA_SIZE  // newer versions refuse at random between the two
+  builder->AddChannelArgument(GRPC_ARG_ABSOLUTE_MAX_METADATA_SIZE, kMaxMetadataBytesOfConnection);
+#endif
 }
 
 absl::StatusOr<absl::Time> CertificateExpiry(const std::string& path) {
@@ -131,6 +169,12 @@ absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MakeServerCredentials(c
 
 absl::StatusOr<std::string> Authorize(const TokenStore* tokens, const grpc::ServerContextBase& context,
                                       Role role) {
+  if (const size_t bytes = MetadataBytes(context); bytes > kMaxMetadataBytes) {
+    return WithDetails(
+        absl::ResourceExhaustedError(absl::StrCat("the call's metadata have ", bytes, " bytes, at most ",
+                                                  kMaxMetadataBytes, " are allowed")),
+        {.reason = "METADATA_TOO_LARGE", .field = "", .retry_after = {}, .metadata = {}});
+  }
   if (tokens != nullptr) {
     const auto found = context.client_metadata().find("authorization");
     const std::string_view authorization = found == context.client_metadata().end()

@@ -35,12 +35,23 @@ absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MakeServerCredentials(c
 // The end of the first certificate in a PEM file. NotFound, InvalidArgument, naming it: there is none.
 absl::StatusOr<absl::Time> CertificateExpiry(const std::string& path);
 
-// Calls of grpc.reflection, which gRPC adds to every server of a program that links it, end with CANCELLED
-// and learn nothing.
-void CloseReflection(grpc::ServerBuilder* builder);
+// Who may ask grpc.reflection, which gRPC adds to every server of a program that links it.
+struct ReflectionPolicy {
+  bool open = true;                    // else nobody: UNIMPLEMENTED, as if it were not there
+  const TokenStore* tokens = nullptr;  // not owned; not null: whoever has a token with the role of the port
+};
+void GuardReflection(grpc::ServerBuilder* builder, const ReflectionPolicy& policy, Role role);
+
+// Most metadata of a call, as HTTP/2 counts it (32 bytes more for every entry): a call with more is
+// RESOURCE_EXHAUSTED, by itself. gRPC's own limit is far above that, because what breaks it ends the whole
+// connection and with it everybody's streams (gRPC 1.51: a header block is not read to its end, and its
+// compression is lost).
+inline constexpr size_t kMaxMetadataBytes = 16 << 10;
+inline constexpr int kMaxMetadataBytesOfConnection = 1 << 20;
+void SetMetadataLimits(grpc::ServerBuilder* builder);
 
 // Who calls: the token's name, or without tokens the name in the client's certificate, or its host. Errors of
-// Tokens::Check.
+// Tokens::Check; ResourceExhausted, reason METADATA_TOO_LARGE: more than kMaxMetadataBytes.
 absl::StatusOr<std::string> Authorize(const TokenStore* tokens, const grpc::ServerContextBase& context,
                                       Role role);
 

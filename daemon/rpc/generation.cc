@@ -8,8 +8,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/log.h"
 #include "daemon/frontend/prepare.h"
-#include "daemon/log/log.h"
 #include "daemon/request/request_error.h"
 #include "daemon/rpc/grpc_status.h"
 #include "daemon/rpc/message_bytes.h"
@@ -54,12 +54,14 @@ constexpr absl::Duration kDeadlineSlack = absl::Milliseconds(100);
 
 Generation::Generation(Dispatcher* dispatcher, RequestMetrics* metrics, TraceExporter* traces,
                        StreamFacts facts, const StreamBuffer::Options& options, absl::Time received,
-                       absl::Time deadline, std::function<void(const Generation&, const absl::Status&)> ended)
+                       absl::Time deadline, std::function<void(const Generation&, const absl::Status&)> ended,
+                       std::function<void()> taken)
     : dispatcher_(dispatcher),
       traces_(traces),
       facts_(std::move(facts)),
       deadline_(deadline),
       ended_callback_(std::move(ended)),
+      taken_callback_(std::move(taken)),
       timeline_(metrics, received) {
   for (uint32_t index = 0; index < facts_.n; ++index) choices_.emplace_back(options);
 }
@@ -207,8 +209,11 @@ void Generation::OnWritten(bool) {
 }
 
 void Generation::OnReactorDone() {
-  absl::MutexLock lock(&mutex_);
-  reactor_ = nullptr;
+  {
+    absl::MutexLock lock(&mutex_);
+    reactor_ = nullptr;
+  }
+  taken_callback_();
 }
 
 void Generation::LogEnd(const absl::Status& status, const FinishedOutput* finished) const {

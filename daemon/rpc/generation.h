@@ -27,10 +27,11 @@ namespace dflash {
 // fail together.
 class Generation final : public std::enable_shared_from_this<Generation> {
  public:
-  // `ended` is called once, with the status that the client gets. `traces` may be null.
+  // `ended` is called once, with the status that the client gets; `taken` once, when gRPC is done with the
+  // stream. `traces` may be null.
   Generation(Dispatcher* dispatcher, RequestMetrics* metrics, TraceExporter* traces, StreamFacts facts,
              const StreamBuffer::Options& options, absl::Time received, absl::Time deadline,
-             std::function<void(const Generation&, const absl::Status&)> ended);
+             std::function<void(const Generation&, const absl::Status&)> ended, std::function<void()> taken);
 
   // The gRPC side of the call of `context`, to which nothing was sent yet. It deletes itself when gRPC is
   // done with it; call once.
@@ -80,6 +81,7 @@ class Generation final : public std::enable_shared_from_this<Generation> {
   StreamFacts facts_;
   const absl::Time deadline_;
   const std::function<void(const Generation&, const absl::Status&)> ended_callback_;
+  const std::function<void()> taken_callback_;
 
   absl::Mutex mutex_;
   std::vector<Choice> choices_ ABSL_GUARDED_BY(mutex_);

@@ -60,6 +60,8 @@ class GroupClient::Impl final : public grpc::ClientBidiReactor<wire::ServeReques
       if (!status.ok()) return End(absl::StrCat("cannot reach the worker: ", status.error_message()));
       absl::StatusOr<GroupInfo> info = FromMessage(info_, options_.build);
       if (!info.ok()) return End(std::string(info.status().message()));
+      if (const absl::Status admitted = options_.admit(*info); !admitted.ok())
+        return End(std::string(admitted.message()));
       {
         absl::MutexLock lock(&mutex_);
         if (stopping_) return EndLocked(why_stopping_);

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "daemon/routing/group.h"
 #include "prometheus/metric_family.h"
@@ -23,6 +24,8 @@ class GroupClient final : public Group {
     absl::Duration heartbeat_period = absl::Milliseconds(500);
     absl::Duration silence_limit = absl::Seconds(5);  // a group that says nothing for so long is lost
     std::function<void()> on_silence = [] {};         // called when that has happened, before OnLost
+    // Asked before OnReady: a group that is not admitted is lost, for the reason given.
+    std::function<absl::Status(const GroupInfo&)> admit = [](const GroupInfo&) { return absl::OkStatus(); };
   };
 
   // `events` is not owned, must outlive the object, and hears OnLost

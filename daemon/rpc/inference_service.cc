@@ -102,11 +102,13 @@ class InferenceService::Impl final : public RawService {
     return speculation_;
   }
 
-  size_t OpenStreams() {
+  bool AwaitStreams(absl::Time deadline, const std::function<bool()>& give_up) {
     absl::MutexLock lock(&mutex_);
-    std::erase_if(streams_, [](const std::weak_ptr<Generation>& stream) { return stream.expired(); });
-    return streams_.size();
+    const auto over = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return open_streams_ == 0 || give_up(); };
+    mutex_.AwaitWithDeadline(absl::Condition(&over), deadline);
+    return open_streams_ == 0;
   }
+  void LookAgain() { absl::MutexLock lock(&mutex_); }  // letting go of it is what waiters look at
 
   void Tick(absl::Time now) {
     std::vector<std::shared_ptr<Generation>> generations;
@@ -261,6 +263,7 @@ class InferenceService::Impl final : public RawService {
   SpeculationPolicy speculation_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, std::weak_ptr<Generation>> generations_ ABSL_GUARDED_BY(mutex_);  // by request id
   std::vector<std::weak_ptr<Generation>> streams_ ABSL_GUARDED_BY(mutex_);  // until gRPC is done with them
+  int64_t open_streams_ ABSL_GUARDED_BY(mutex_) = 0;                        // likewise
   std::atomic<int> waiting_texts_ = 0;
   boost::asio::thread_pool pool_;
 };
@@ -356,12 +359,17 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* InferenceService::Impl::Generate(
         if (found != generations_.end() && found->second.lock().get() == &ended) {
           generations_.erase(found);
         }
+      },
+      [this] {
+        absl::MutexLock lock(&mutex_);
+        --open_streams_;
       });
-  grpc::ServerWriteReactor<grpc::ByteBuffer>* reactor = generation->NewReactor(context);
   {
     absl::MutexLock lock(&mutex_);
     streams_.push_back(generation);
+    ++open_streams_;
   }
+  grpc::ServerWriteReactor<grpc::ByteBuffer>* reactor = generation->NewReactor(context);
   const auto accept = [&]() -> absl::StatusOr<GroupInfo> {
     if (!request.ok()) return request.status();
     request->id = id;
@@ -490,7 +498,10 @@ InferenceService::InferenceService(Options options, Dispatcher* dispatcher, cons
 InferenceService::~InferenceService() = default;
 void InferenceService::SetSpeculation(const SpeculationPolicy& policy) { impl_->SetSpeculation(policy); }
 SpeculationPolicy InferenceService::speculation() const { return impl_->speculation(); }
-size_t InferenceService::OpenStreams() { return impl_->OpenStreams(); }
+bool InferenceService::AwaitStreams(absl::Time deadline, const std::function<bool()>& give_up) {
+  return impl_->AwaitStreams(deadline, give_up);
+}
+void InferenceService::LookAgain() { impl_->LookAgain(); }
 void InferenceService::Tick(absl::Time now) { impl_->Tick(now); }
 grpc::Service* InferenceService::service() { return impl_.get(); }
 

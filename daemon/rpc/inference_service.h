@@ -2,6 +2,7 @@
 // tokenizing and rendering run on a small pool of threads.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -48,8 +49,10 @@ class InferenceService {
   void SetSpeculation(const SpeculationPolicy& policy);
   SpeculationPolicy speculation() const;
 
-  // Streams that clients have not taken to their end yet.
-  size_t OpenStreams();
+  // Waits until clients have taken all streams to their end; false when `deadline` comes first, or `give_up`
+  // says so, which is asked at once, when a stream has been taken, and by LookAgain.
+  bool AwaitStreams(absl::Time deadline, const std::function<bool()>& give_up);
+  void LookAgain();
 
   // To be registered with a server.
   grpc::Service* service();

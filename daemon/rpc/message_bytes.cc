@@ -65,23 +65,27 @@ absl::Status WhyNotParsed(std::string_view bytes, const Descriptor& type) {
                      {.reason = "BAD_PARAMETER", .field = "", .retry_after = {}, .metadata = {}});
 }
 
-absl::Status RefuseUnknownFields(const Message& message) {
+// `path`: of `message` in the request; empty: it is the request.
+absl::Status RefuseUnknownFields(const Message& message, const std::string& path) {
   const google::protobuf::Reflection& reflection = *message.GetReflection();
   const google::protobuf::UnknownFieldSet& unknown = reflection.GetUnknownFields(message);
   if (!unknown.empty()) {
-    return NotInThisBuild(
-        absl::StrCat("field ", unknown.field(0).number(), " of ", message.GetDescriptor()->full_name()));
+    // It has no name here: the nearest that has one is the message that it stands in.
+    return NotInThisBuild(path, absl::StrCat("field ", unknown.field(0).number(), " of ",
+                                             message.GetDescriptor()->full_name()));
   }
   std::vector<const FieldDescriptor*> fields;
   reflection.ListFields(message, &fields);
   for (const FieldDescriptor* field : fields) {
     if (field->cpp_type() != FieldDescriptor::CPPTYPE_MESSAGE) continue;
+    const std::string inner = absl::StrCat(path, path.empty() ? "" : ".", field->name());
     if (!field->is_repeated()) {
-      DFLASH_RETURN_IF_ERROR(RefuseUnknownFields(reflection.GetMessage(message, field)));
+      DFLASH_RETURN_IF_ERROR(RefuseUnknownFields(reflection.GetMessage(message, field), inner));
       continue;
     }
     for (int i = 0; i < reflection.FieldSize(message, field); ++i) {
-      DFLASH_RETURN_IF_ERROR(RefuseUnknownFields(reflection.GetRepeatedMessage(message, field, i)));
+      DFLASH_RETURN_IF_ERROR(RefuseUnknownFields(reflection.GetRepeatedMessage(message, field, i),
+                                                 absl::StrCat(inner, "[", i, "]")));
     }
   }
   return absl::OkStatus();
@@ -93,7 +97,7 @@ absl::Status ParseRequest(std::string_view bytes, Message* message) {
   if (bytes.size() > INT_MAX || !message->ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) {
     return WhyNotParsed(bytes.substr(0, INT_MAX), *message->GetDescriptor());
   }
-  return RefuseUnknownFields(*message);
+  return RefuseUnknownFields(*message, "");
 }
 
 absl::Status ParseRequest(const grpc::ByteBuffer& bytes, Message* message) {

@@ -84,7 +84,12 @@ TEST(ParseRequest, FieldsThatNobodyKnows) {
   // Field 4000 of Sampling, a varint; field 1 of DetokenizeRequest as text, whose type is another.
   const absl::Status inner = Parse(Field(6, "\x80\xfa\x01\x01"s));
   EXPECT_EQ(inner.code(), absl::StatusCode::kUnimplemented);
-  EXPECT_THAT(std::string(inner.message()), HasSubstr("field 4000 of dflash.v1.Sampling"));
+  EXPECT_THAT(std::string(inner.message()), HasSubstr("sampling: field 4000 of dflash.v1.Sampling"));
+  EXPECT_EQ(DetailsOf(inner).field, "sampling") << "a path that is there";
+  // Field 9 of the second message of the chat.
+  const absl::Status deep = Parse(Field(5, Field(1, "") + Field(1, Field(9, "x"))));
+  EXPECT_EQ(DetailsOf(deep).field, "chat.messages[1]");
+  EXPECT_EQ(DetailsOf(Parse(Field(4000, "x"))).field, "");
   v1::CancelRequest cancel;
   EXPECT_EQ(ParseRequest(Field(9, "x"), &cancel).code(), absl::StatusCode::kUnimplemented);
   v1::GetLoadRequest load;

@@ -55,7 +55,7 @@ PublicServer::~PublicServer() {
 
 absl::StatusOr<std::unique_ptr<PublicServer>> PublicServer::Start(
     const std::string& address, InferenceService* service,
-    std::shared_ptr<grpc::ServerCredentials> credentials, bool reflection) {
+    std::shared_ptr<grpc::ServerCredentials> credentials, const ReflectionPolicy& reflection) {
   // Clients hear about text that is not UTF-8 (message_bytes.h); a line of the log for each would be theirs
   // to write.
   google::protobuf::SetLogHandler(nullptr);
@@ -71,7 +71,8 @@ absl::StatusOr<std::unique_ptr<PublicServer>> PublicServer::Start(
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10000);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 10000);
-  if (!reflection) CloseReflection(&builder);
+  GuardReflection(&builder, reflection, Role::kInference);
+  SetMetadataLimits(&builder);
   builder.RegisterService(service->service());
   impl->server = builder.BuildAndStart();
   if (impl->server == nullptr) return absl::UnavailableError(WhyNotListening(address));

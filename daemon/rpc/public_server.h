@@ -1,4 +1,4 @@
-// The gRPC port that clients see: the inference service, grpc.health.v1, and reflection where it is enabled.
+// The gRPC port that clients see: the inference service, grpc.health.v1, and reflection for whom it is open.
 #pragma once
 
 #include <memory>
@@ -19,7 +19,7 @@ class PublicServer {
   static absl::StatusOr<std::unique_ptr<PublicServer>> Start(
       const std::string& address, InferenceService* service,
       std::shared_ptr<grpc::ServerCredentials> credentials = grpc::InsecureServerCredentials(),
-      bool reflection = true);
+      const ReflectionPolicy& reflection = {});
   // Cancels calls that still run, and waits for their end.
   ~PublicServer();
 

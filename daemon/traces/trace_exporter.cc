@@ -149,6 +149,16 @@ class TraceExporter::Impl {
     queue_.insert(queue_.end(), std::make_move_iterator(spans.begin()), std::make_move_iterator(spans.end()));
   }
 
+  bool Flush(absl::Duration timeout) {
+    absl::MutexLock lock(&mutex_);
+    hurries_ = true;
+    const auto done = [this]()
+                          ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return queue_.empty() && !exporting_; };
+    const bool flushed = mutex_.AwaitWithTimeout(absl::Condition(&done), timeout);
+    hurries_ = false;
+    return flushed;
+  }
+
   double sample_ratio() const { return options_.sample_ratio; }
 
  private:
@@ -161,13 +171,15 @@ class TraceExporter::Impl {
         this));
     mutex_.AwaitWithTimeout(absl::Condition(
                                 +[](Impl* self) ABSL_EXCLUSIVE_LOCKS_REQUIRED(self->mutex_) {
-                                  return self->stopping_ || self->queue_.size() >= self->options_.max_batch;
+                                  return self->stopping_ || self->hurries_ ||
+                                         self->queue_.size() >= self->options_.max_batch;
                                 },
                                 this),
                             options_.interval);
     const auto end = queue_.begin() + static_cast<int64_t>(std::min(queue_.size(), options_.max_batch));
     std::vector<Span> batch(std::make_move_iterator(queue_.begin()), std::make_move_iterator(end));
     queue_.erase(queue_.begin(), end);
+    exporting_ = !batch.empty();
     return batch;
   }
 
@@ -187,6 +199,10 @@ class TraceExporter::Impl {
       if (timeout > absl::ZeroDuration())
         why = Post(options_.endpoint, OtlpJson(batch, options_.version)).Run(timeout);
       (why.empty() ? exported_ : failed_).Increment(static_cast<double>(batch.size()));
+      {
+        absl::MutexLock lock(&mutex_);
+        exporting_ = false;
+      }
       // Said once, not for every batch.
       if (!why.empty() && std::exchange(works, false))
         spdlog::warn("traces: the collector at {}:{} takes nothing, {}", options_.endpoint.host,
@@ -201,6 +217,8 @@ class TraceExporter::Impl {
   prometheus::Counter &exported_, &queue_full_, &failed_;
   absl::Mutex mutex_;
   std::deque<Span> queue_ ABSL_GUARDED_BY(mutex_);
+  bool exporting_ ABSL_GUARDED_BY(mutex_) = false;  // a batch that is no longer in the queue
+  bool hurries_ ABSL_GUARDED_BY(mutex_) = false;    // batches do not wait for more
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
@@ -209,6 +227,7 @@ TraceExporter::TraceExporter(Options options, MetricRegistry* registry)
     : impl_(std::make_unique<Impl>(std::move(options), registry)) {}
 TraceExporter::~TraceExporter() = default;
 void TraceExporter::Export(std::vector<Span> spans) { impl_->Export(std::move(spans)); }
+bool TraceExporter::Flush(absl::Duration timeout) { return impl_->Flush(timeout); }
 
 // The lower 56 bits of an id are random; 52 of them fit a double (W3C trace context, level 2).
 bool TraceExporter::Samples(std::string_view trace_id) const {

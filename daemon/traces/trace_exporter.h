@@ -47,6 +47,9 @@ class TraceExporter {
   bool Samples(std::string_view trace_id) const;
   // Takes the spans of one request, all or none. Any thread; never blocks.
   void Export(std::vector<Span> spans);
+  // Exports at once what is queued; false when that takes longer than `timeout`. For the end of a process
+  // that does not end this object, because others may still hand it spans.
+  bool Flush(absl::Duration timeout);
 
  private:
   class Impl;

@@ -106,6 +106,25 @@ TEST(TraceExporter, ExportsInBatchesAndWhatIsLeftAtItsEnd) {
   EXPECT_EQ(Count(registry, "queue_full") + Count(registry, "failed"), 0);
 }
 
+TEST(TraceExporter, FlushesWithinItsTime) {
+  TraceCollector collector;
+  MetricRegistry registry;
+  TraceExporter::Options options = OptionsFor(collector);
+  options.max_batch = 10;
+  options.interval = absl::Hours(1);
+  TraceExporter exporter(options, &registry);
+  EXPECT_TRUE(exporter.Flush(absl::Seconds(30))) << "there is nothing";
+  for (int64_t i = 0; i < 25; ++i) exporter.Export({SpanOf(i)});
+  EXPECT_TRUE(exporter.Flush(absl::Seconds(30)));
+  EXPECT_EQ(Count(registry, "exported"), 25);
+  EXPECT_EQ(collector.AwaitSpans(25).size(), 25u);
+
+  TraceCollector mute(0);
+  TraceExporter unheard(OptionsFor(mute), &registry);
+  unheard.Export({SpanOf(0)});
+  EXPECT_FALSE(unheard.Flush(absl::Milliseconds(50)));
+}
+
 // However much comes, and whatever the collector does, the caller goes on, and every span is counted once.
 TEST(TraceExporter, DropsWhatACollectorDoesNotTake) {
   for (const int status : {0, 500, 404}) {

@@ -87,6 +87,40 @@ TEST(DrainTest, TermLetsRunningRequestsFinish) {
   EXPECT_EQ(server.process().WaitForExit(), 0);
 }
 
+TEST(HealthTest, AWatchSeesTheLossOfTheGroupAndItsReturn) {
+  Server server({"--max-restart-delay", "1"});
+  ASSERT_NE(server.channel(), nullptr);
+  Watch watch(server, "dflash.v1.InferenceService"), process(server, "");
+  ASSERT_EQ(watch.Next(), Health::SERVING);
+  ASSERT_EQ(process.Next(), Health::SERVING);
+  for (int loss = 0; loss < 2; ++loss) {
+    const int pid = server.Load().groups(0).leader_pid();
+    ASSERT_GT(pid, 1);
+    ASSERT_EQ(kill(pid, SIGKILL), 0);
+    EXPECT_EQ(watch.Next(), Health::NOT_SERVING);
+    EXPECT_EQ(watch.Next(), Health::SERVING);
+    EXPECT_NE(server.Load().groups(0).leader_pid(), pid);
+    EXPECT_EQ(server.GenerateOk(ShortRequest()).token_ids.size(), 4u);
+  }
+  server.process().Signal(SIGTERM);
+  EXPECT_EQ(watch.Next(), Health::NOT_SERVING);
+  EXPECT_EQ(server.process().WaitForExit(), 0);
+  EXPECT_EQ(process.Next(), Health::UNKNOWN) << "the process was there to its end";
+}
+
+TEST(DrainTest, NobodyCallsAProcessBackThatGoes) {
+  Server server({"--drain-grace-seconds", "600"});
+  ASSERT_NE(server.channel(), nullptr);
+  server.process().Signal(SIGTERM);
+  ASSERT_TRUE(PollUntil([&] { return !server.Load().serving(); }));
+  const Ran resumed = RunProgram({DflashctlPath(), "resume", "--address", server.admin_address()});
+  EXPECT_EQ(resumed.exit_code, ctl::kServerError);
+  EXPECT_THAT(resumed.output, HasSubstr("the process is ending"));
+  EXPECT_FALSE(server.Load().serving());
+  server.process().Signal(SIGTERM);
+  EXPECT_EQ(server.process().WaitForExit(), 0);
+}
+
 TEST(DrainTest, WhatDoesNotFinishInTimeIsEnded) {
   Server server({"--drain-seconds", "0.2"});
   ASSERT_NE(server.channel(), nullptr);

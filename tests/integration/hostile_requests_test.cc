@@ -171,7 +171,7 @@ void AddUnknownFields(std::vector<Case>* cases) {
         const std::string field = absl::StrCat("field ", number, " of ", last->GetDescriptor()->full_name());
         add_field(last->GetReflection()->MutableUnknownFields(last));
         cases->push_back({absl::StrCat(what, " in ", Written(place)), method, message->SerializeAsString(),
-                          kUnbuilt, "UNSUPPORTED", field, field});
+                          kUnbuilt, "UNSUPPORTED", Written(place), field});
       };
       add(4000, "unknown varint", [](auto* fields) { fields->AddVarint(4000, 1); });
       add(4000, "unknown fixed32", [](auto* fields) { fields->AddFixed32(4000, 1); });
@@ -229,16 +229,18 @@ void AddUnbuilt(std::vector<Case>* cases, const std::string& field, const Change
 
 void AddNumbers(std::vector<Case>* cases) {
   const float inf = INFINITY, nan = NAN;
-  for (const float bad :
-       {nan, -nan, inf, -inf, -1.f, -FLT_MIN, -1e-45f, std::nextafter(100.f, 200.f), 101.f, FLT_MAX}) {
+  for (const float bad : {nan, -nan, inf, -inf, -1.f, -FLT_MIN, -1e-45f, std::nextafter(100.f, 200.f), 101.f,
+                          FLT_MAX, FLT_TRUE_MIN, FLT_MIN, std::nextafter(1e-6f, 0.f)}) {
     AddBad(cases, absl::StrCat("temperature ", bad), "sampling.temperature",
            [=](auto* r) { r->mutable_sampling()->set_temperature(bad); });
   }
-  for (const float bad : {nan, -nan, inf, -inf, 0.f, -0.f, -1.f, std::nextafter(1.f, 2.f), 2.f, FLT_MAX}) {
+  for (const float bad : {nan, -nan, inf, -inf, 0.f, -0.f, -1.f, std::nextafter(1.f, 2.f), 2.f, FLT_MAX,
+                          FLT_TRUE_MIN, FLT_MIN, std::nextafter(1e-6f, 0.f)}) {
     AddBad(cases, absl::StrCat("top_p ", bad), "sampling.top_p",
            [=](auto* r) { r->mutable_sampling()->set_top_p(bad); });
   }
-  for (const float bad : {nan, -nan, inf, -inf, -1.f, -1e-45f, std::nextafter(1.f, 2.f), 2.f, FLT_MAX}) {
+  for (const float bad : {nan, -nan, inf, -inf, -1.f, -1e-45f, std::nextafter(1.f, 2.f), 2.f, FLT_MAX,
+                          FLT_TRUE_MIN, FLT_MIN, std::nextafter(1e-6f, 0.f)}) {
     AddBad(cases, absl::StrCat("min_p ", bad), "sampling.min_p",
            [=](auto* r) { r->mutable_sampling()->set_min_p(bad); });
   }
@@ -250,7 +252,8 @@ void AddNumbers(std::vector<Case>* cases) {
     AddBad(cases, absl::StrCat("top_k ", bad), "sampling.top_k",
            [=](auto* r) { r->mutable_sampling()->set_top_k(bad); });
   }
-  for (const float bad : {nan, inf, -inf, 0.f, -1.f, std::nextafter(10.f, 20.f), FLT_MAX}) {
+  for (const float bad : {nan, inf, -inf, 0.f, -1.f, std::nextafter(10.f, 20.f), FLT_MAX, FLT_TRUE_MIN,
+                          FLT_MIN, 1e-37f, std::nextafter(0.01f, 0.f)}) {
     AddBad(cases, absl::StrCat("repetition_penalty ", bad), "sampling.repetition_penalty",
            [=](auto* r) { r->mutable_sampling()->set_repetition_penalty(bad); });
   }
@@ -315,10 +318,24 @@ void AddUnbuiltFields(std::vector<Case>* cases) {
     AddUnbuilt(cases, "constraint.json_schema",
                [=](auto* r) { r->mutable_constraint()->set_json_schema(schema); });
   }
+  for (const char* twice : {R"({"type": "string", "type": "integer"})",
+                            R"({"type": "object", "properties": {"a": {}, "b": {"enum": [1], "enum": [2]}}})",
+                            R"({"properties": {"a": {}, "a": {}}})"}) {
+    Add(
+        cases, absl::StrCat("a key twice: ", twice),
+        [=](auto* r) { r->mutable_constraint()->set_json_schema(twice); }, kInvalid, "BAD_PARAMETER",
+        "constraint.json_schema", "twice");
+  }
+  Add(
+      cases, "a label twice",
+      [](auto* r) {
+        for (int i = 0; i < 2; ++i) r->add_metadata()->set_key("team");
+      },
+      kInvalid, "BAD_PARAMETER", "metadata[1].key", "twice");
   AddUnbuilt(cases, "constraint.ebnf", [](auto* r) { r->mutable_constraint()->set_ebnf("root ::= root"); });
-  AddUnbuilt(cases, "speculation.mode SPECULATION_MODE_DFLASH_TREE",
+  AddUnbuilt(cases, "speculation.mode",
              [](auto* r) { r->mutable_speculation()->set_mode(v1::SPECULATION_MODE_DFLASH_TREE); });
-  AddUnbuilt(cases, "speculation.mode SPECULATION_MODE_MTP",
+  AddUnbuilt(cases, "speculation.mode",
              [](auto* r) { r->mutable_speculation()->set_mode(v1::SPECULATION_MODE_MTP); });
 }
 
@@ -662,6 +679,34 @@ TEST(HostileRequests, EachIsRefusedByNameAndTheNextWorks) {
   EXPECT_EQ(Rejected(server) - rejected_before, refusals);
   EXPECT_TRUE(server.WaitUntilIdle());
   std::printf("%zu cases, %zu fields\n", cases.size(), fields.size());
+}
+
+// A call with too much metadata is refused by itself; its neighbours on the connection do not notice.
+TEST(HostileRequests, TooMuchMetadataIsOneCallsOwnProblem) {
+  Server server;
+  ASSERT_NE(server.channel(), nullptr);
+  OpenStream neighbour(server.stub(), EndlessRequest());
+  ASSERT_TRUE(neighbour.ReadFirstTokens());
+  const auto call = [&](const std::string& method, size_t bytes) {
+    return CallEmpty(server.channel(), method, {"x-padding", std::string(bytes, 'x')});
+  };
+  EXPECT_TRUE(call("/dflash.v1.InferenceService/GetLoad", 12 << 10).ok()) << "above gRPC's own default limit";
+  for (const char* method : {"/dflash.v1.InferenceService/GetLoad", "/dflash.v1.InferenceService/Tokenize",
+                             "/dflash.v1.InferenceService/Generate"}) {
+    for (const size_t bytes : {size_t{17} << 10, size_t{60} << 10, size_t{500} << 10}) {
+      SCOPED_TRACE(absl::StrCat(method, " with ", bytes));
+      const grpc::Status status = call(method, bytes);
+      EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED) << ctl::Describe(status);
+      EXPECT_THAT(ctl::Describe(status), HasSubstr("METADATA_TOO_LARGE"));
+    }
+  }
+  const auto admin = grpc::CreateChannel(server.admin_address(), grpc::InsecureChannelCredentials());
+  EXPECT_EQ(CallEmpty(admin, "/dflash.v1.AdminService/GetSpeculation", {"x", std::string(20 << 10, 'x')})
+                .error_code(),
+            grpc::StatusCode::RESOURCE_EXHAUSTED);
+  // To its end, on the connection that it began on.
+  EXPECT_TRUE(neighbour.Finish().ok());
+  EXPECT_EQ(neighbour.tokens(), 3000u);
 }
 
 }  // namespace

@@ -5,8 +5,10 @@
 
 #include <csignal>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -17,6 +19,7 @@
 #include "gmock/gmock.h"
 #include "google/protobuf/descriptor.h"
 #include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
 #include "tests/integration/golden_prompts.h"
 #include "tests/integration/group_processes.h"
 #include "tests/integration/raw_call.h"
@@ -26,6 +29,7 @@
 namespace dflash::integration {
 namespace {
 
+namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 
 // Process id of a rank as the launcher's log says it, in its last life.
@@ -61,11 +65,12 @@ class RemoteGroup : public ::testing::Test {
     return path;
   }
 
-  std::vector<std::string> Launcher(const std::string& secret, const std::vector<std::string>& flags) const {
+  std::vector<std::string> Launcher(const std::string& secret, const std::vector<std::string>& flags,
+                                    const std::string& model = TinyTarget()) const {
     std::vector<std::string> command = {WorkerPath(),
                                         "--launch",
                                         "--model",
-                                        TinyTarget(),
+                                        model,
                                         "--draft-model",
                                         SourcePath("models/tiny-qwen3.6-dflash"),
                                         "--tp",
@@ -80,11 +85,12 @@ class RemoteGroup : public ::testing::Test {
     return command;
   }
   // Host `index` of two.
-  std::vector<std::string> Host(int index, const std::string& secret) const {
+  std::vector<std::string> Host(int index, const std::string& secret,
+                                const std::string& model = TinyTarget()) const {
     std::vector<std::string> flags = {"--hosts",        "2",   "--host-index", absl::StrCat(index),
                                       "--group-socket", ranks_};
     if (index == 0) flags.insert(flags.end(), {"--listen", leader_});
-    return Launcher(secret, flags);
+    return Launcher(secret, flags, model);
   }
   std::vector<std::string> Connect(const std::string& secret) const {
     return {"--connect",           leader_, "--group-secret-file", secret,
@@ -153,6 +159,102 @@ TEST_F(RemoteGroup, OnTwoHostsEachMayBeLostAndComeBack) {
   second = std::make_unique<Process>(Host(1, secret_));
   ASSERT_TRUE(server.WaitUntilServing()) << first.output() << second->output();
   ExpectAnswers(server);
+}
+
+// A copy of the small target with one thing changed, of which everything else looks the same.
+class OtherModel {
+ public:
+  OtherModel() : folder_(::testing::TempDir() + "/remote_group_test.model." + std::to_string(getpid())) {
+    fs::remove_all(folder_);
+    fs::copy(TinyTarget(), folder_);
+  }
+  ~OtherModel() { fs::remove_all(folder_); }
+  const std::string& path() const { return folder_; }
+  void Append(const std::string& name, const std::string& text) const {
+    std::ofstream(folder_ + "/" + name, std::ios::app) << text;
+  }
+  // One bit of the last weight of a layer's matrix.
+  void ChangeWeights() const {
+    std::fstream file(folder_ + "/model-00002-of-00002.safetensors",
+                      std::ios::in | std::ios::out | std::ios::binary);
+    uint64_t size = 0;  // of the header
+    file.read(reinterpret_cast<char*>(&size), sizeof(size));
+    std::string header(size, '\0');
+    file.read(header.data(), static_cast<std::streamsize>(size));
+    const nlohmann::json tensors = nlohmann::json::parse(header);
+    for (const auto& [name, tensor] : tensors.items()) {
+      if (!name.ends_with("mlp.down_proj.weight") || name.starts_with("mtp.")) continue;
+      const auto place =
+          static_cast<std::streamoff>(8 + size + tensor["data_offsets"][1].get<uint64_t>() - 1);
+      file.seekg(place);
+      const int byte = file.get();
+      file.seekp(place);
+      file.put(static_cast<char>(byte ^ 1));
+      return;
+    }
+    ADD_FAILURE() << "the model has no such tensor";
+  }
+
+ private:
+  const std::string folder_;
+};
+
+// A group with another tokenizer than the coordinator's would answer nonsense.
+TEST_F(RemoteGroup, AGroupWithAnotherTokenizerIsNotAdmitted) {
+  const OtherModel other;
+  other.Append("tokenizer_config.json", "\n");
+  Process launcher(Launcher(secret_, {"--listen", leader_}, other.path()));
+  Process daemon(ServerCommand(Connect(secret_)));
+  const std::optional<std::string> listening = daemon.WaitForLine("dflashd: listening on ");
+  ASSERT_TRUE(listening.has_value()) << daemon.output();
+  const auto line = daemon.WaitForLine("refused, it has another model than this server's files: tokenizer (");
+  ASSERT_TRUE(line.has_value()) << daemon.output() << launcher.output();
+  const size_t begin = listening->find("listening on ") + 13;
+  const auto channel = grpc::CreateChannel(listening->substr(begin, listening->find(',') - begin),
+                                           grpc::InsecureChannelCredentials());
+  v1::GetLoadResponse load;
+  grpc::ClientContext context;
+  ASSERT_TRUE(v1::InferenceService::NewStub(channel)->GetLoad(&context, {}, &load).ok());
+  EXPECT_FALSE(load.serving());
+  EXPECT_THAT(load.groups(0).detail(), HasSubstr("another model"));
+  ctl::Generation generation;
+  EXPECT_EQ(Generate(channel, ShortRequest(), kPatience, &generation).error_code(),
+            grpc::StatusCode::UNAVAILABLE);
+  EXPECT_EQ(daemon.output().find("dflashd: ready"), std::string::npos);
+}
+
+// The first group decides about weights: a request must not go on in another text.
+TEST_F(RemoteGroup, AGroupWithOtherWeightsIsNotAdmittedBesideTheFirst) {
+  Server server({"--groups", "1", "--tp", "2", "--threads", "1", "--connect", leader_, "--group-secret-file",
+                 secret_, "--max-restart-delay", "1"});
+  ASSERT_NE(server.channel(), nullptr);
+  const OtherModel other;
+  other.ChangeWeights();
+  {
+    Process launcher(Launcher(secret_, {"--listen", leader_}, other.path()));
+    const auto line =
+        server.process().WaitForLine("the first group that this server had: target's weights (");
+    ASSERT_TRUE(line.has_value()) << server.process().output() << launcher.output();
+    EXPECT_THAT(*line, HasSubstr("group 1 is lost"));
+    EXPECT_NE(server.Load().groups(1).state(), v1::GROUP_STATE_READY);
+    ExpectAnswers(server);
+    launcher.Signal(SIGTERM);
+    EXPECT_TRUE(launcher.WaitForExit().has_value());
+  }
+  Process right(Launcher(secret_, {"--listen", leader_}));
+  EXPECT_TRUE(PollUntil([&] { return server.Load().groups(1).state() == v1::GROUP_STATE_READY; }))
+      << right.output();
+}
+
+// Ranks of one group, on two hosts, of which one has an older download.
+TEST_F(RemoteGroup, RanksWithOtherWeightsFormNoGroup) {
+  const OtherModel other;
+  other.ChangeWeights();
+  Process first(Host(0, secret_));
+  Process second(Host(1, secret_, other.path()));
+  EXPECT_TRUE(first.WaitForLine("rank 1 has another").has_value()) << first.output() << second.output();
+  EXPECT_EQ(first.WaitForExit(), 65) << "starting again would not help";
+  EXPECT_EQ(first.output().find("waits for the coordinator"), std::string::npos);
 }
 
 TEST_F(RemoteGroup, StrangersAreRefused) {

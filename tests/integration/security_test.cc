@@ -224,7 +224,8 @@ TEST(TokensTest, EveryCallOfEveryPortNeedsItsRole) {
   EXPECT_EQ(HttpStatus(server.ops_address, "/livez", ""), 200);
   EXPECT_EQ(HttpStatus(server.ops_address, "/readyz", ""), 200);
   EXPECT_EQ(HttpStatus(server.ops_address, "/startupz", ""), 200);
-  for (const std::string page : {"/metrics", "/version", "/metrics?x"}) {
+  for (const std::string page :
+       {"/metrics", "/version", "/metrics?x", "/readyz?verbose", "/livez?x&verbose=1"}) {
     for (const std::string wrong : {"", "no-token", "old-token"})
       EXPECT_EQ(HttpStatus(server.ops_address, page, wrong), 401) << page << wrong;
     for (const std::string other : {"infer-token", "admin-token"})
@@ -252,12 +253,37 @@ TEST(TokensTest, EveryCallOfEveryPortNeedsItsRole) {
   EXPECT_TRUE(Call(channel, "/dflash.v1.InferenceService/GetLoad", "second-token").ok());
 }
 
-TEST(TokensTest, ReflectionIsClosedUnlessAskedFor) {
+TEST(TokensTest, ReflectionNeedsATokenTooUnlessItIsOpened) {
   const Folder folder;
-  GuardedServer server({"--token-file", folder.Write("tokens", TokenLine("a", "one", "inference"))});
-  EXPECT_FALSE(IsReflectionOpen(Plain(server.address)));
-  EXPECT_FALSE(IsReflectionOpen(Plain(server.admin_address)));
-  EXPECT_EQ(HttpStatus(server.ops_address, "/metrics", ""), 200) << "this machine alone may see them";
+  const std::string tokens = TokenLine("a", "one", "inference") + TokenLine("b", "two", "admin") +
+                             TokenLine("c", "three", "metrics");
+  const auto reflect = [](const std::string& address, const std::string& token) {
+    return Call(Plain(address), "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", token)
+        .error_code();
+  };
+  {
+    GuardedServer server({"--token-file", folder.Write("tokens", tokens)});
+    for (const bool admin : {false, true}) {
+      const std::string& address = admin ? server.admin_address : server.address;
+      EXPECT_EQ(reflect(address, ""), grpc::StatusCode::UNAUTHENTICATED);
+      EXPECT_EQ(reflect(address, "four"), grpc::StatusCode::UNAUTHENTICATED);
+      EXPECT_EQ(reflect(address, "three"), grpc::StatusCode::PERMISSION_DENIED);
+      EXPECT_EQ(reflect(address, admin ? "one" : "two"), grpc::StatusCode::PERMISSION_DENIED);
+      EXPECT_EQ(reflect(address, admin ? "two" : "one"), grpc::StatusCode::OK);
+      EXPECT_FALSE(IsReflectionOpen(Plain(address))) << "and says nothing before it refuses";
+    }
+    EXPECT_EQ(HttpStatus(server.ops_address, "/metrics", ""), 200) << "this machine alone may see them";
+    EXPECT_EQ(HttpStatus(server.ops_address, "/readyz?verbose", ""), 200);
+    EXPECT_TRUE(CallEmpty(Plain(server.address), "/dflash.v1.InferenceService/GetLoad",
+                          {"authorization", "bearer one"})
+                    .ok())
+        << "schemes have no case";
+  }
+  GuardedServer server({"--reflection", "off"});
+  for (const std::string& address : {server.address, server.admin_address}) {
+    EXPECT_EQ(reflect(address, ""), grpc::StatusCode::UNIMPLEMENTED);
+    EXPECT_FALSE(IsReflectionOpen(Plain(address)));
+  }
 }
 
 TEST(TokensTest, LimitsAreThoseOfATokensName) {

@@ -422,6 +422,19 @@ TEST(TraceTest, ACollectorSeesRequestsInTheirCallersTraces) {
   EXPECT_THAT(server.Metrics(), HasSubstr("dflashd_trace_spans_total"));
 }
 
+// What ended just before the process did is told too.
+TEST(TraceTest, SpansOfTheLastRequestsReachTheCollector) {
+  testing::TraceCollector collector;
+  {
+    Server server({"--otlp-endpoint", collector.url()});
+    ASSERT_NE(server.channel(), nullptr);
+    EXPECT_EQ(server.GenerateOk(ShortRequest()).token_ids.size(), 4u);
+    server.process().Signal(SIGTERM);
+    EXPECT_EQ(server.process().WaitForExit(), 0);
+  }
+  EXPECT_EQ(collector.AwaitSpans(5).size(), 5u);
+}
+
 TEST(ProbeTest, ListsConditions) {
   Server server;
   ASSERT_NE(server.channel(), nullptr);

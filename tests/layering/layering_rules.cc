@@ -66,7 +66,10 @@ struct ForeignRule {
   const char* words;
 };
 constexpr ForeignRule kForeignRules[] = {
-    {R"(^(grpc|grpcpp|google/(protobuf|rpc))/)", R"(^((worker|daemon)/rpc/|tools/|tests/))",
+    {R"(^grpc/support/log\.h$)", R"(^(base/grpc_log\.cc$|(worker|daemon)/rpc/|tools/|tests/))",
+     "gRPC's log belongs to base/grpc_log"},
+    {R"(^(grpc(?!/support/log\.h)|grpcpp|google/(protobuf|rpc))/)",
+     R"(^((worker|daemon)/rpc/|tools/|tests/))",
      "gRPC and protobuf belong to the rpc/ folders, tools/ and tests/"},
     {R"(^prometheus/(exposer|gateway|text_serializer))", R"(^(daemon|tools|tests)/)",
      "the coordinator is the only Prometheus exporter"},

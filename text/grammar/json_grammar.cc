@@ -588,7 +588,7 @@ absl::StatusOr<Grammar> ConformsTo(const std::string& schema) {
     return absl::InvalidArgumentError(
         absl::StrCat("the schema has ", schema.size(), " bytes, at most ", kMaxSchemaBytes, " are allowed"));
   }
-  absl::StatusOr<Json> document = ParseOrderedJson(schema, "schema");
+  absl::StatusOr<Json> document = ParseOrderedJson(schema, "schema", {.repeated_keys = false});
   if (!document.ok()) return absl::InvalidArgumentError(document.status().message());
   return SchemaCompiler(*document).Compile();
 }

@@ -14,6 +14,12 @@ wire::GetGroupInfoResponse ToMessage(const GroupIdentity& identity, int32_t pid)
   message.set_backend(identity.backend);
   message.set_ranks(static_cast<uint32_t>(identity.ranks));
   message.set_feature_contract(identity.feature_contract);
+  wire::ModelIdentity* model = message.mutable_model();
+  model->set_target_revision(identity.model.target_revision);
+  model->set_drafter_revision(identity.model.drafter_revision);
+  model->set_target_config(identity.model.target_config);
+  model->set_drafter_config(identity.model.drafter_config);
+  model->set_tokenizer(identity.model.tokenizer);
   message.set_vocabulary_size(static_cast<uint32_t>(identity.vocabulary_size));
   message.set_max_context_tokens(static_cast<uint32_t>(identity.max_context_tokens));
   message.set_max_sequences(static_cast<uint32_t>(identity.max_sequences));

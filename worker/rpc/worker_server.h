@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "base/model_identity.h"
 #include "worker/engine/engine.h"
 #include "worker/engine/request.h"
 #include "worker/rpc/engine_metrics.h"
@@ -34,6 +35,7 @@ struct GroupIdentity {
   std::string backend;
   int64_t ranks = 1;
   std::string feature_contract;
+  ModelIdentity model;
   int64_t vocabulary_size = 0;
   int64_t max_context_tokens = 0;
   int64_t max_sequences = 0;  // the first credits

@@ -237,6 +237,10 @@ spec:
         - --listen=0.0.0.0:8502
         - --tp={{ int .Values.groups.ranks }}
         - --group-secret-file=/etc/dflashd/group/secret
+        - --log-format={{ .Values.server.logFormat | default "json" }}
+        {{- with .Values.server.logLevel }}
+        - --log-level={{ . }}
+        {{- end }}
         {{- if eq .Values.mode "nodes" }}
         - --hosts={{ int .Values.groups.hosts }}
         - --host-index=$(LWS_WORKER_INDEX)

@@ -1,4 +1,4 @@
-#include "daemon/log/log.h"
+#include "base/log.h"
 
 #include <algorithm>
 #include <atomic>
@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "spdlog/formatter.h"
+#include "spdlog/sinks/stdout_sinks.h"
 #include "spdlog/spdlog.h"
 
 namespace dflash {
@@ -42,6 +43,21 @@ void AppendLine(std::string_view text, std::string* to) {
   for (const char c : text) *to += static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? ' ' : c;
 }
 
+const char* NameOf(spdlog::level::level_enum level) {
+  switch (level) {
+    case spdlog::level::trace:
+    case spdlog::level::debug:
+      return "debug";
+    case spdlog::level::warn:
+      return "warn";
+    case spdlog::level::err:
+    case spdlog::level::critical:
+      return "error";
+    default:
+      return "info";
+  }
+}
+
 std::string NumberText(double number) {
   if (!std::isfinite(number)) return "null";
   char text[32];
@@ -57,10 +73,7 @@ class LineFormatter final : public spdlog::formatter {
 
   void format(const spdlog::details::log_msg& message, spdlog::memory_buf_t& to) override {
     const absl::Time time = absl::FromChrono(message.time);
-    // Level "off" is how a message is written whatever the level.
-    const std::string level = message.level == spdlog::level::off
-                                  ? "notice"
-                                  : std::string(spdlog::level::to_string_view(message.level).data());
+    const char* level = NameOf(message.level);
     const std::string_view payload(message.payload.data(), message.payload.size());
     const std::string_view text = payload.substr(0, payload.find(kFieldsFollow));
     const std::string_view fields = payload.substr(std::min(text.size() + 1, payload.size()));
@@ -107,12 +120,33 @@ void AppendField(const LogField& field, LogFormat format, std::string* to) {
 
 }  // namespace
 
-void SetUpLog(LogFormat format, spdlog::level::level_enum level, spdlog::sink_ptr sink) {
+void SetUpLog(const std::string& component, LogFormat format, spdlog::level::level_enum level,
+              spdlog::sink_ptr sink) {
   log_format = format;
-  auto logger = std::make_shared<spdlog::logger>("dflashd", std::move(sink));
+  auto logger = std::make_shared<spdlog::logger>(component, std::move(sink));
   logger->set_formatter(std::make_unique<LineFormatter>(format));
   logger->set_level(level);
   spdlog::set_default_logger(std::move(logger));
+}
+
+void SetUpLog(const std::string& component, LogFormat format, spdlog::level::level_enum level) {
+  SetUpLog(component, format, level, std::make_shared<spdlog::sinks::stderr_sink_mt>());
+}
+
+LogFormat ParseLogFormat(std::string_view name) {
+  return name == "json" ? LogFormat::kJson : LogFormat::kText;
+}
+
+LogFormat EarlyLogFormat(int argc, const char* const* argv, LogFormat otherwise) {
+  constexpr std::string_view kFlag = "--log-format";
+  for (int i = 1; i < argc; ++i) {
+    std::string_view word = argv[i];
+    if (!word.starts_with(kFlag)) continue;
+    word.remove_prefix(kFlag.size());
+    if (word.starts_with('=')) return ParseLogFormat(word.substr(1));
+    if (word.empty() && i + 1 < argc) return ParseLogFormat(argv[i + 1]);
+  }
+  return otherwise;
 }
 
 spdlog::level::level_enum ParseLogLevel(std::string_view name) {

@@ -1,0 +1,43 @@
+// How the log of our programs looks: one line a message on standard error, readable text or JSON. Messages go
+// through spdlog as anywhere; those with fields of their own through LogEvent; gRPC's come through
+// base/grpc_log.h.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "spdlog/common.h"
+#include "spdlog/sinks/sink.h"
+
+namespace dflash {
+
+enum class LogFormat : uint8_t { kText, kJson };
+
+// Makes `sink` the log of this process, which is called `component`. Text: "2026-01-31T12:00:00.000Z info
+// dflashd: message key=value ...". JSON: {"ts":"...","level":"info","component":"dflashd","msg":"message",
+// "key":value,...}, ts in RFC 3339 with microseconds. Levels are spelt debug, info, warn, error; what is
+// written whatever the level (spdlog's level off) is info, what is critical error. Text from outside cannot
+// make a second line or another field. Call it before other threads log.
+void SetUpLog(const std::string& component, LogFormat format, spdlog::level::level_enum level,
+              spdlog::sink_ptr sink);
+// The same on standard error.
+void SetUpLog(const std::string& component, LogFormat format, spdlog::level::level_enum level);
+// "text", "json".
+LogFormat ParseLogFormat(std::string_view name);
+// "debug", "info", "warn", "error".
+spdlog::level::level_enum ParseLogLevel(std::string_view name);
+// What a command line says of --log-format, read before the command line itself is, so that what is wrong
+// with it is said in that format; `otherwise` where it says nothing.
+LogFormat EarlyLogFormat(int argc, const char* const* argv, LogFormat otherwise);
+
+struct LogField {
+  std::string_view key;  // a constant, [a-z_]+
+  std::variant<std::string, int64_t, double> value;
+};
+// One message with fields. `message` is a constant.
+void LogEvent(spdlog::level::level_enum level, std::string_view message, const std::vector<LogField>& fields);
+
+}  // namespace dflash
