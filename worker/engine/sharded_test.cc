@@ -69,8 +69,9 @@ TEST_P(GoldenGroup, ReplayIsIdentical) {
   ASSERT_TRUE(ranks.ok()) << ranks.status();
   if (GetParam().peer_memory) {
     auto& communicator = static_cast<const PeerCommunicator&>((*group)->pair(0).target->communicator());
-    EXPECT_GT(communicator.peer_sums(), 500);
-    EXPECT_GT(communicator.peer_messages(), 500);
+    // Of prompts and captures: a graph that is replayed counts once. How many depends on the text.
+    EXPECT_GT(communicator.peer_sums(), 100);
+    EXPECT_GT(communicator.peer_messages(), 100);
   }
   // Where near ties may fall otherwise, the group's own text without drafts is the reference.
   const bool golden_lengths = BackendDemands().same_tokens;
