@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -94,8 +95,9 @@ struct GroupInfo {
   float default_min_p = 0;
   std::string self_test = {};  // how it ended, and what it found
   std::string self_test_detail = {};
-  std::map<std::string, std::string> fingerprints =
-      {};  // of stored tensors, by "target NAME" and "drafter NAME"
+  // Of all stored tensors, by "target NAME" and "drafter NAME"; null: none. Shared: a large model has a
+  // thousand, and every request gets a copy of this struct.
+  std::shared_ptr<const std::map<std::string, std::string>> fingerprints = {};
 };
 
 struct StartedOutput {

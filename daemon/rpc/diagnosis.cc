@@ -31,7 +31,9 @@ v1::GroupDiagnosis DiagnosisOf(const Exporter& exporter, const Dispatcher::Group
   diagnosis.set_ranks(static_cast<uint32_t>(group.info.ranks));
   diagnosis.set_backend(group.info.backend);
   diagnosis.set_feature_contract(group.info.feature_contract);
-  diagnosis.mutable_fingerprints()->insert(group.info.fingerprints.begin(), group.info.fingerprints.end());
+  if (group.info.fingerprints != nullptr)
+    diagnosis.mutable_fingerprints()->insert(group.info.fingerprints->begin(),
+                                             group.info.fingerprints->end());
   *diagnosis.mutable_health() = HealthOf(exporter, group);
   diagnosis.set_rounds(sum(metrics::kSpecDrafts));
   diagnosis.set_drafted_tokens(sum(metrics::kSpecDraftTokens));

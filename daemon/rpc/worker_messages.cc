@@ -86,7 +86,8 @@ absl::StatusOr<GroupInfo> FromMessage(const wire::GetGroupInfoResponse& message,
                    .default_min_p = message.default_min_p(),
                    .self_test = message.self_test(),
                    .self_test_detail = message.self_test_detail(),
-                   .fingerprints = {message.fingerprints().begin(), message.fingerprints().end()}};
+                   .fingerprints = std::make_shared<const std::map<std::string, std::string>>(
+                       message.fingerprints().begin(), message.fingerprints().end())};
 }
 
 wire::Submit ToMessage(const std::string& key, const GroupRequest& request, absl::Time now) {

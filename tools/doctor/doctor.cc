@@ -196,7 +196,7 @@ absl::Status Examination::OpenBundle() {
     return absl::OkStatus();
   }
   DFLASH_ASSIGN_OR_RETURN(bundle_, GoldenBundle::Open(folder));
-  report.advice = "Their rows say what it would take.";
+  report.advice = "The rows say what it would take.";
   report.facts.emplace_back("golden", absl::StrCat(folder, " (", bundle_->producer(), ")"));
   return absl::OkStatus();
 }
@@ -847,6 +847,7 @@ absl::Status RecordBundle(const DoctorOptions& options, const std::string& folde
                           TargetCheckpoint::Open(options.model, target_config));
   DFLASH_ASSIGN_OR_RETURN(const DraftCheckpoint drafter,
                           DraftCheckpoint::Open(options.draft_model, draft_config));
+  DFLASH_RETURN_IF_ERROR(from.CheckFits(golden::SizesOf(target_config)));
   RecordedBundle bundle;
   bundle.producer = absl::StrCat("dflashd, ", BackendName());
   bundle.contract = ContractOf(draft_config);
@@ -869,6 +870,7 @@ absl::Status RecordBundle(const DoctorOptions& options, const std::string& folde
   bundle.prompts = from.prompts();
   for (size_t i = 0; i < bundle.prompts.size(); ++i) {
     GoldenPrompt& prompt = bundle.prompts[i];
+    DFLASH_RETURN_IF_ERROR(Annotate(runs.waves[0][i].status, absl::StrCat(from.folder(), ": prompt ", i)));
     prompt.output_ids = runs.waves[0][i].tokens;
     prompt.acceptance_lengths.clear();
     for (const RoundReport& round : runs.waves[0][i].rounds)

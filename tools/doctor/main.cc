@@ -74,8 +74,9 @@ int Examine(int argc, const char* const* argv) {
   FlagParser parser(
       "dflash-doctor",
       "Walks the interfaces between target and drafter and names the first one at which they diverge.\n"
-      "Exit codes: 0 nothing failed; 1 the integration is broken; 2 wrong usage; 3 cannot run; 5 the drafter "
-      "is bad.\n"
+      "Exit codes: 0 nothing failed; 1 the integration is broken; 2 wrong usage or bad files; 3 cannot run; "
+      "5 "
+      "the drafter is bad; 6 the integration or the drafter.\n"
       "First argument `record` or `compare`: golden bundles; see record --help, compare --help.");
   flags.Register(parser);
   parser.Integer("tp", "N", "ranks that share the target, as threads", 1, 8, &flags.ranks);
@@ -100,7 +101,7 @@ int Examine(int argc, const char* const* argv) {
   const absl::StatusOr<Report> report = RunDoctor(flags.doctor);
   if (!report.ok()) {
     const bool usage = absl::IsInvalidArgument(report.status()) || absl::IsUnimplemented(report.status()) ||
-                       absl::IsNotFound(report.status());
+                       absl::IsNotFound(report.status()) || absl::IsDataLoss(report.status());
     return Fail(usage ? kUsage : kCannotRun, report.status());
   }
   const bool colours = colour == "always" || (colour == "auto" && isatty(STDOUT_FILENO) == 1);
