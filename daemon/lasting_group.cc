@@ -7,9 +7,13 @@
 
 namespace dflash {
 
-LastingGroup::LastingGroup(std::string name, ModelAgreement* agreement, Dispatcher* dispatcher,
-                           Exporter* exporter)
-    : dispatcher_(dispatcher), name_(std::move(name)), agreement_(agreement), exporter_(exporter) {}
+LastingGroup::LastingGroup(std::string name, GroupPlace place, ModelAgreement* agreement,
+                           Dispatcher* dispatcher, Exporter* exporter)
+    : dispatcher_(dispatcher),
+      name_(std::move(name)),
+      place_(place),
+      agreement_(agreement),
+      exporter_(exporter) {}
 
 void LastingGroup::Submit(const std::string& key, const GroupRequest& request) {
   absl::MutexLock lock(&mutex_);
@@ -53,7 +57,9 @@ void LastingGroup::OnFailed(Group*, const std::string& key, const absl::Status& 
 }
 
 std::unique_ptr<GroupClient> LastingGroup::MakeClient(GroupClient::Options options) {
-  options.admit = [agreement = agreement_](const GroupInfo& info) { return agreement->Admit(info.model); };
+  options.admit = [agreement = agreement_, place = place_](const GroupInfo& info) {
+    return agreement->Admit(info.model, place);
+  };
   return std::make_unique<GroupClient>(
       std::move(options), this,
       [exporter = exporter_, name = name_](std::vector<prometheus::MetricFamily> families) {

@@ -37,7 +37,8 @@ class LastingGroup : public Group, public GroupEvents {
  protected:
   // `agreement` says whether a connection's group is admitted. It, dispatcher and exporter are not owned and
   // outlive the object.
-  LastingGroup(std::string name, ModelAgreement* agreement, Dispatcher* dispatcher, Exporter* exporter);
+  LastingGroup(std::string name, GroupPlace place, ModelAgreement* agreement, Dispatcher* dispatcher,
+               Exporter* exporter);
 
   // A connection whose events come here and whose metrics go to the exporter; not yet started.
   std::unique_ptr<GroupClient> MakeClient(GroupClient::Options options);
@@ -51,6 +52,7 @@ class LastingGroup : public Group, public GroupEvents {
 
  private:
   const std::string name_;
+  const GroupPlace place_;
   ModelAgreement* const agreement_;
   Exporter* const exporter_;
 };

@@ -36,7 +36,7 @@ class LocalGroup::Impl final : public LastingGroup {
  public:
   Impl(PrivateDirectory directory, const Options& options, ModelAgreement* agreement, Dispatcher* dispatcher,
        Exporter* exporter, std::function<void(int)> on_give_up)
-      : LastingGroup(options.name, agreement, dispatcher, exporter),
+      : LastingGroup(options.name, GroupPlace::kLocal, agreement, dispatcher, exporter),
         directory_(std::move(directory)),
         options_(options),
         on_give_up_(std::move(on_give_up)),
@@ -277,10 +277,12 @@ class LocalGroup::Impl final : public LastingGroup {
     {
       absl::MutexLock lock(&mutex_);
       if (client_ != nullptr) client_->Shutdown();
+      // One that still loads hears nothing yet, and has nothing to end.
+      const bool hears = ready_since_.has_value();
       const auto ended = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
         return exits_.size() == children_.size();
       };
-      if (absl::Now() < *shutdown_ && !mutex_.AwaitWithDeadline(absl::Condition(&ended), *shutdown_))
+      if (hears && absl::Now() < *shutdown_ && !mutex_.AwaitWithDeadline(absl::Condition(&ended), *shutdown_))
         spdlog::warn("group {}: it does not end; killed", options_.name);
     }
     EndLife();

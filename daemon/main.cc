@@ -215,8 +215,8 @@ void Drain(Dispatcher* dispatcher, InferenceService* service, absl::Duration gra
     const int number = AwaitSignal();
     if (number == SIGUSR1) return;  // all is done
     spdlog::warn("signal {}: requests that still run are ended", number);
+    cut_short.Notify();  // first: what waits for the requests looks at it when there are none left
     dispatcher->ShutDown();
-    cut_short.Notify();
     service->LookAgain();
   });
   dispatcher->LeaveForGood();
@@ -255,7 +255,7 @@ int Serve(const Settings& settings, const RemoteLeaders& remote) {
   if (!prompts.ok()) return Fail(kExitBadModel, std::string(prompts.status().message()));
   absl::StatusOr<ModelIdentity> files = IdentityOfFiles(settings.model, settings.draft_model);
   if (!files.ok()) return Fail(kExitBadModel, std::string(files.status().message()));
-  ModelAgreement agreement(*std::move(files));
+  ModelAgreement agreement(*std::move(files), settings.groups > 0 ? GroupPlace::kLocal : GroupPlace::kRemote);
 
   const absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> credentials =
       MakeServerCredentials({.certificate = settings.tls_cert,

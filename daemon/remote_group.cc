@@ -16,7 +16,7 @@ namespace dflash {
 class RemoteGroup::Impl final : public LastingGroup {
  public:
   Impl(const Options& options, ModelAgreement* agreement, Dispatcher* dispatcher, Exporter* exporter)
-      : LastingGroup(options.name, agreement, dispatcher, exporter),
+      : LastingGroup(options.name, GroupPlace::kRemote, agreement, dispatcher, exporter),
         options_(options),
         decider_({.max_delay = options.max_delay, .max_failed_starts = std::numeric_limits<int>::max()}) {
     dispatcher_->AddGroup(this);

@@ -36,7 +36,7 @@ absl::Status Refusal(const std::vector<std::string>& differences, const char* fr
 
 }  // namespace
 
-absl::Status ModelAgreement::Admit(const ModelIdentity& group) {
+absl::Status ModelAgreement::Admit(const ModelIdentity& group, GroupPlace place) {
   std::vector<std::string> differences;
   for (const Part& part : kParts) {
     const std::string &theirs = group.*part.digest, &ours = own_.*part.digest;
@@ -45,7 +45,11 @@ absl::Status ModelAgreement::Admit(const ModelIdentity& group) {
   }
   if (!differences.empty()) return Refusal(differences, "this server's files");
   absl::MutexLock lock(&mutex_);
-  if (!first_.has_value()) first_ = group;
+  if (!first_.has_value()) {
+    if (decides_ == GroupPlace::kLocal && place == GroupPlace::kRemote)
+      return absl::FailedPreconditionError("waits until a group of this host has said what weights it has");
+    first_ = group;
+  }
   for (const Part& part : kParts) {
     if (group.*part.digest != (*first_).*part.digest) differences.push_back(Difference(part, group, *first_));
   }

@@ -3,6 +3,7 @@
 // another group has begun, in another text.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 
@@ -13,18 +14,24 @@
 
 namespace dflash {
 
+// Where a group's processes are: children of this one, which load this one's --model, or on other hosts.
+enum class GroupPlace : uint8_t { kLocal, kRemote };
+
 class ModelAgreement {
  public:
-  // `own`: of the coordinator's own files, without revisions: it need not have the weights.
-  explicit ModelAgreement(ModelIdentity own) : own_(std::move(own)) {}
+  // `own`: of the coordinator's own files, without revisions: it need not have the weights. `decides`: which
+  // groups can be the first; local ones where there are any, whose files are those of the coordinator.
+  ModelAgreement(ModelIdentity own, GroupPlace decides) : own_(std::move(own)), decides_(decides) {}
 
   // The first group that agrees with the own files decides about the weights of all others, and of its own
-  // next lives, for as long as the process lives. FailedPrecondition, naming what differs. Digests that one
-  // side does not have are not compared with the own files, but between groups they are.
-  absl::Status Admit(const ModelIdentity& group);
+  // next lives, for as long as the process lives; remote ones wait for it where local ones decide.
+  // FailedPrecondition, naming what differs. Digests that one side does not have are not compared with the
+  // own files, but between groups they are.
+  absl::Status Admit(const ModelIdentity& group, GroupPlace place);
 
  private:
   const ModelIdentity own_;
+  const GroupPlace decides_;
   absl::Mutex mutex_;
   std::optional<ModelIdentity> first_ ABSL_GUARDED_BY(mutex_);
 };

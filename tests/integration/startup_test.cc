@@ -229,5 +229,14 @@ TEST(Startup, ALogThatMayNotGrowChangesNothing) {
   fs::remove(log);
 }
 
+// A worker that still loads has no request that it would have to end.
+TEST(Startup, AnEndDuringTheLoadDoesNotWaitForTheWorker) {
+  Process server(ServerCommand());
+  ASSERT_TRUE(server.WaitForLine("dflashd: listening on ").has_value()) << server.output();
+  server.Signal(SIGTERM);
+  (void)server.WaitForExit();
+  EXPECT_THAT(server.output(), ::testing::Not(::testing::HasSubstr("does not end"))) << server.output();
+}
+
 }  // namespace
 }  // namespace dflash::integration

@@ -442,6 +442,21 @@ TEST_F(ParametersTest, AThinkingLimitThatCannotEndSaysSo) {
   EXPECT_TRUE(Run(request_).done);
 }
 
+TEST_F(ParametersTest, AnOutputThatTheConstraintForbidsDoesNotGoOn) {
+  const GenerationOutcome plain = Run(request_);
+  ASSERT_GE(plain.tokens.size(), 2u);
+  request_.output_tokens = {plain.tokens.begin(), plain.tokens.begin() + 2};
+  for (const bool object : {true, false}) {
+    request_.constraint = {};
+    request_.constraint.json_object = object;
+    if (!object) request_.constraint.choices = {"yes"};
+    const GenerationOutcome outcome = Run(request_);
+    EXPECT_EQ(outcome.status.code(), absl::StatusCode::kInvalidArgument) << outcome.status;
+    EXPECT_THAT(std::string(outcome.status.message()), ::testing::HasSubstr("constraint"));
+    EXPECT_TRUE(outcome.tokens.empty());
+  }
+}
+
 // An output that goes on behind any of its tokens is the rest of the undisturbed one.
 TEST_F(ParametersTest, ARequestGoesOnWhereItWas) {
   std::vector<GenerationRequest> requests = Requests(16, 99);

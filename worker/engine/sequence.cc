@@ -23,7 +23,13 @@ bool Sequence::TakeEarlierOutput() {
   std::string sent;
   std::string& kept = request.report_sent_text ? sent_text : sent;
   for (const int32_t token : request.output_tokens) {
-    if (!Advance(token, kept)) continue;
+    const bool finished = Advance(token, kept);
+    if (!finished && rules != nullptr && rules->HasLostTrack()) {
+      Fail(absl::InvalidArgumentError(absl::StrCat("output to go on: its token ", emitted() - 1, ", id ",
+                                                   token, ", is none that the constraint allows there")));
+      return false;
+    }
+    if (!finished) continue;
     sink->OnStarted({.prompt_tokens = prompt_size(), .cached_tokens = 0, .sent_text = std::move(sent_text)});
     first_token = absl::Now();
     Finish();

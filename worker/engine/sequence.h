@@ -31,8 +31,8 @@ struct Sequence {
   // Prepares text, rules and content; what was emitted in an earlier life follows with TakeEarlierOutput.
   // Errors: TextStream::Create, ConstraintCache::Find, SequenceRules::Create.
   absl::Status Prepare(const SequenceParts& parts);
-  // Takes over what an earlier life emitted, whose text was sent then. False where that had ended: the sink
-  // knows then, and the sequence is done.
+  // Takes over what an earlier life emitted, whose text was sent then. False where that had ended, or where
+  // the constraint does not allow it (InvalidArgument): the sink knows then, and the sequence is done.
   bool TakeEarlierOutput();
 
   // Hands new tokens to the request's text and its sink, and ends the request when they say so. A negative
