@@ -58,6 +58,11 @@ void LogWarnings(const std::vector<std::string>& warnings, const Log& log) {
   for (const std::string& warning : warnings) log("warning: " + warning);
 }
 
+void AddFingerprints(const std::string& whose, const Checkpoint& checkpoint, Group& group) {
+  for (const auto& [name, fingerprint] : checkpoint.fingerprints())
+    group.fingerprints[absl::StrCat(whose, " ", name)] = fingerprint;
+}
+
 // What this rank is going to allocate.
 absl::StatusOr<MemoryDemand> DemandOf(const GroupOptions& options, const TargetConfig& target_config,
                                       const TargetCheckpoint& target,
@@ -146,6 +151,7 @@ absl::StatusOr<Group> LoadGroup(const GroupOptions& options, const Log& log) {
                              : TargetCheckpoint::Open(options.model, target_config));
   log("target: " + target.Summary());
   group.model.target_revision = target.revision();
+  AddFingerprints("target", target, group);
   group.model.target_config = target_config.digest;
   group.vocabulary = target_config.vocab_size;
   absl::StatusOr<Tokenizer> tokenizer = Tokenizer::Load(options.model);
@@ -175,6 +181,7 @@ absl::StatusOr<Group> LoadGroup(const GroupOptions& options, const Log& log) {
                    : DraftCheckpoint::Open(options.draft_model, *draft_config));
     log("drafter: " + draft->Summary());
     group.model.drafter_revision = draft->revision();
+    AddFingerprints("drafter", *draft, group);
     group.model.drafter_config = draft_config->digest;
     group.contract = MakeFeatureContract(*draft_config, target, *draft);
     if (!options.defect.empty()) {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -63,6 +64,8 @@ struct Group {
   GenerationConfig generation;
   FeatureContract contract;  // meaningful with a drafter
   ModelIdentity model;
+  // Of all stored tensors (Checkpoint::fingerprints), by "target NAME" and "drafter NAME".
+  std::map<std::string, std::string> fingerprints;
   int64_t max_context_tokens = 0;
   bool adaptive_blocks = true;
   int64_t max_verify_rows = 0;

@@ -230,6 +230,7 @@ GroupIdentity Identity(const Group& group, bool speculate) {
     identity.dflash_block_size = group.contract.block_size;
   }
   identity.model = group.model;
+  identity.fingerprints = group.fingerprints;
   identity.vocabulary_size = group.vocabulary;
   identity.max_context_tokens = group.max_context_tokens;
   identity.max_sequences = group.table->slots();
@@ -247,28 +248,6 @@ GroupIdentity Identity(const Group& group, bool speculate) {
   identity.default_top_p = static_cast<float>(group.generation.top_p);
   identity.default_min_p = static_cast<float>(group.generation.min_p);
   return identity;
-}
-
-// Of all tensors, by "target NAME" and "drafter NAME"; empty where the weights are made from a seed.
-std::map<std::string, std::string> Fingerprints(const GroupOptions& options) {
-  std::map<std::string, std::string> fingerprints;
-  if (options.random_weights) return fingerprints;
-  const ConfigOptions config_options = {.allow_unlisted_keys = options.allow_unlisted_keys};
-  const auto add = [&](const std::string& whose, const Checkpoint& checkpoint) {
-    const auto own = checkpoint.Fingerprints();
-    if (!own.ok()) return;
-    for (const auto& [name, fingerprint] : *own) fingerprints[absl::StrCat(whose, " ", name)] = fingerprint;
-  };
-  const absl::StatusOr<TargetConfig> target_config = TargetConfig::Load(options.model, config_options);
-  if (!target_config.ok()) return fingerprints;
-  const absl::StatusOr<TargetCheckpoint> target = TargetCheckpoint::Open(options.model, *target_config);
-  if (target.ok()) add("target", *target);
-  if (options.draft_model.empty()) return fingerprints;
-  const absl::StatusOr<DraftConfig> draft_config = DraftConfig::Load(options.draft_model, config_options);
-  if (!draft_config.ok()) return fingerprints;
-  const absl::StatusOr<DraftCheckpoint> drafter = DraftCheckpoint::Open(options.draft_model, *draft_config);
-  if (drafter.ok()) add("drafter", *drafter);
-  return fingerprints;
 }
 
 int Fail(ExitCode code, const absl::Status& status) {
@@ -406,7 +385,6 @@ int Lead(const Flags& flags, Membership& membership) {
       group->MakeEngine(flags.group.max_prefill_tokens, &metrics, ranks.get());
   if (!engine.ok()) return Fail(kExitBadModel, engine.status());
   GroupIdentity identity = Identity(*group, speculate);
-  identity.fingerprints = Fingerprints(flags.group);
   const absl::Status tested = TestItself(flags, *bundle, *group, engine->get(), &metrics, &identity);
   if (!tested.ok()) return Fail(kExitEngineFailed, tested);
   EngineBackend backend(engine->get());

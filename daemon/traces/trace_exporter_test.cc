@@ -87,12 +87,18 @@ TEST(TraceExporter, TellsACollectorEverything) {
   EXPECT_EQ(AttributeOf(span["resource"], "service.version"), "1.2.3");
 }
 
-TEST(TraceExporter, ExportsInBatchesAndWhatIsLeftAtItsEnd) {
-  TraceCollector collector;
-  MetricRegistry registry;
+// And nothing because of the time.
+TraceExporter::Options BatchesOfTen(const TraceCollector& collector) {
   TraceExporter::Options options = OptionsFor(collector);
   options.max_batch = 10;
   options.interval = absl::Hours(1);
+  return options;
+}
+
+TEST(TraceExporter, ExportsInBatchesAndWhatIsLeftAtItsEnd) {
+  TraceCollector collector;
+  MetricRegistry registry;
+  const TraceExporter::Options options = BatchesOfTen(collector);
   {
     TraceExporter exporter(options, &registry);
     for (int64_t i = 0; i < 25; ++i) exporter.Export({SpanOf(i)});
@@ -109,9 +115,7 @@ TEST(TraceExporter, ExportsInBatchesAndWhatIsLeftAtItsEnd) {
 TEST(TraceExporter, FlushesWithinItsTime) {
   TraceCollector collector;
   MetricRegistry registry;
-  TraceExporter::Options options = OptionsFor(collector);
-  options.max_batch = 10;
-  options.interval = absl::Hours(1);
+  const TraceExporter::Options options = BatchesOfTen(collector);
   TraceExporter exporter(options, &registry);
   EXPECT_TRUE(exporter.Flush(absl::Seconds(30))) << "there is nothing";
   for (int64_t i = 0; i < 25; ++i) exporter.Export({SpanOf(i)});

@@ -212,8 +212,7 @@ int RunGolden(int argc, const char* const* argv, Interrupt* interrupt) {
   if (rest->empty() || (rest->at(0) != "record" && rest->at(0) != "compare")) {
     std::fputs(
         "Usage: dflashctl golden record|compare [flags]; each has --help (record --address HOST:PORT --help: "
-        "of a "
-        "running server)\n",
+        "of a running server)\n",
         stderr);
     return kUsage;
   }

@@ -1,12 +1,10 @@
 #include "tools/dflashctl/golden_record.h"
 
-#include <limits>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
-#include "dflash/v1/admin.grpc.pb.h"
+#include "tools/dflashctl/greedy_request.h"
 #include "tools/dflashctl/live_doctor.h"
 
 namespace dflash::ctl {
@@ -15,27 +13,18 @@ namespace {
 using golden::GoldenPrompt;
 using golden::RecordedBundle;
 
-grpc::Status Error(grpc::StatusCode code, const std::string& what) { return grpc::Status(code, what); }
-
 // All groups of a server have the same weights, or are none to record.
 grpc::Status AddFingerprints(const Connection& connection, const Endpoint& admin, RecordedBundle* bundle) {
-  grpc::ClientContext context;
-  admin.Prepare(&context);
-  context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(10)));
-  const Interrupt::Scope scope(connection.interrupt(), &context);
   v1::GetDiagnosisResponse diagnosis;
-  const grpc::Status status = v1::AdminService::NewStub(admin.Dial())->GetDiagnosis(&context, {}, &diagnosis);
-  if (!status.ok())
-    return Error(status.error_code(),
-                 absl::StrCat("the operators' port ", admin.address, ": ", status.error_message()));
+  if (const grpc::Status status = GetDiagnosis(connection, admin, &diagnosis); !status.ok()) return status;
   for (const v1::GroupDiagnosis& group : diagnosis.groups()) {
     for (const auto& [name, fingerprint] : group.fingerprints()) {
       const bool of_target = name.starts_with("target ");
       auto& weights = of_target ? bundle->target_weights : bundle->drafter_weights;
       const auto [entry, is_new] = weights.emplace(name.substr(name.find(' ') + 1), fingerprint);
       if (!is_new && entry->second != fingerprint)
-        return Error(grpc::StatusCode::FAILED_PRECONDITION,
-                     absl::StrCat("groups have different weights: ", name));
+        return grpc::Status(grpc::StatusCode::FAILED_PRECONDITION,
+                            absl::StrCat("groups have different weights: ", name));
     }
   }
   return grpc::Status::OK;
@@ -48,13 +37,15 @@ grpc::Status RecordServer(Connection& connection, const Endpoint* admin, const g
   v1::GetModelInfoResponse model;
   if (const grpc::Status status = connection.GetModelInfo(&model); !status.ok()) return status;
   if (!model.has_drafter())
-    return Error(grpc::StatusCode::FAILED_PRECONDITION, "the server drafts for nobody: nothing to record");
+    return grpc::Status(grpc::StatusCode::FAILED_PRECONDITION,
+                        "the server drafts for nobody: nothing to record");
   const std::string differences = ContractDifferences(model.feature_contract(), from.contract());
   if (!differences.empty())
-    return Error(grpc::StatusCode::FAILED_PRECONDITION,
-                 "the server reads its drafter otherwise than the bundle of the prompts: " + differences);
+    return grpc::Status(
+        grpc::StatusCode::FAILED_PRECONDITION,
+        "the server reads its drafter otherwise than the bundle of the prompts: " + differences);
   if (const absl::Status fits = from.CheckFits({.vocabulary = model.vocabulary_size()}); !fits.ok())
-    return Error(grpc::StatusCode::INVALID_ARGUMENT, std::string(fits.message()));
+    return grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, std::string(fits.message()));
 
   RecordedBundle bundle;
   bundle.producer = absl::StrCat("a running server: ", model.model(), ", ", model.backend(), ", dflashd ",
@@ -69,16 +60,10 @@ grpc::Status RecordServer(Connection& connection, const Endpoint* admin, const g
       ++*left_out;
       continue;
     }
-    v1::GenerateRequest request;
-    request.mutable_tokens()->mutable_ids()->Assign(prompt.prompt_ids.begin(), prompt.prompt_ids.end());
-    request.mutable_sampling()->set_temperature(0);
-    request.mutable_stopping()->set_max_tokens(static_cast<uint32_t>(max_tokens));
-    request.mutable_speculation()->set_mode(v1::SPECULATION_MODE_DFLASH);
-    request.mutable_speculation()->set_strict(true);
-    // Whole blocks, however busy the server is.
-    request.mutable_speculation()->set_max_draft_tokens(std::numeric_limits<uint32_t>::max());
     Generation generation;
-    const grpc::Status status = connection.Generate(request, absl::InfiniteDuration(), nullptr, &generation);
+    const grpc::Status status =
+        connection.Generate(GreedyRequest(prompt.prompt_ids, max_tokens, v1::SPECULATION_MODE_DFLASH),
+                            absl::InfiniteDuration(), nullptr, &generation);
     if (!status.ok()) return status;
     GoldenPrompt recorded = prompt;
     recorded.output_ids.assign(generation.token_ids.begin(), generation.token_ids.end());
@@ -88,10 +73,11 @@ grpc::Status RecordServer(Connection& connection, const Endpoint* admin, const g
     bundle.prompts.push_back(std::move(recorded));
   }
   if (bundle.prompts.empty())
-    return Error(grpc::StatusCode::FAILED_PRECONDITION, "no prompt fits into the server's context");
+    return grpc::Status(grpc::StatusCode::FAILED_PRECONDITION, "no prompt fits into the server's context");
   const absl::Status written = golden::WriteBundle(bundle, out);
-  return written.ok() ? grpc::Status::OK
-                      : Error(static_cast<grpc::StatusCode>(written.code()), std::string(written.message()));
+  return written.ok()
+             ? grpc::Status::OK
+             : grpc::Status(static_cast<grpc::StatusCode>(written.code()), std::string(written.message()));
 }
 
 }  // namespace dflash::ctl

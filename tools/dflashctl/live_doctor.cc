@@ -16,6 +16,7 @@
 #include "absl/time/clock.h"
 #include "dflash/v1/admin.grpc.pb.h"
 #include "tools/dflashctl/commands.h"
+#include "tools/dflashctl/greedy_request.h"
 #include "tools/doctor/recorded_acceptance.h"
 #include "tools/doctor/revisions.h"
 #include "worker/model/feature_contract.h"
@@ -26,19 +27,6 @@ namespace {
 using doctor::Report;
 using golden::GoldenBundle;
 using golden::GoldenPrompt;
-
-v1::GenerateRequest Request(const std::vector<int32_t>& prompt, int64_t max_tokens,
-                            v1::SpeculationMode mode) {
-  v1::GenerateRequest request;
-  request.mutable_tokens()->mutable_ids()->Assign(prompt.begin(), prompt.end());
-  request.mutable_sampling()->set_temperature(0);
-  request.mutable_stopping()->set_max_tokens(static_cast<uint32_t>(max_tokens));
-  request.mutable_speculation()->set_mode(mode);
-  request.mutable_speculation()->set_strict(true);
-  // Whole blocks, however busy the server is.
-  request.mutable_speculation()->set_max_draft_tokens(std::numeric_limits<uint32_t>::max());
-  return request;
-}
 
 std::map<std::string, std::string> Fields(const std::string& line) {
   std::map<std::string, std::string> fields;
@@ -76,7 +64,6 @@ class Examination {
 
  private:
   grpc::Status CheckIdentity();
-  grpc::Status Diagnose(v1::GetDiagnosisResponse* diagnosis);
   // As it is once everything that has been generated so far is in it.
   grpc::Status AwaitDiagnosis(const v1::GetDiagnosisResponse& before, v1::GetDiagnosisResponse* diagnosis);
   grpc::Status CheckPrompts();
@@ -119,8 +106,7 @@ grpc::Status Examination::CheckIdentity() {
     return grpc::Status(grpc::StatusCode::FAILED_PRECONDITION, "the server has no drafter");
   report_->advice =
       "What needs tensors says dflashctl doctor --model DIR --draft-model DIR --golden DIR, on the folders "
-      "that the "
-      "server reads.";
+      "that the server reads.";
   for (const doctor::Interface& interface : doctor::Interfaces()) {
     report_->NotChecked(interface.id,
                         "not visible from outside: dflashctl doctor --model DIR --draft-model DIR");
@@ -154,18 +140,6 @@ grpc::Status Examination::CheckIdentity() {
   return grpc::Status::OK;
 }
 
-grpc::Status Examination::Diagnose(v1::GetDiagnosisResponse* diagnosis) {
-  grpc::ClientContext context;
-  admin_->Prepare(&context);
-  context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(10)));
-  const Interrupt::Scope scope(connection_.interrupt(), &context);
-  const auto stub = v1::AdminService::NewStub(admin_->Dial());
-  const grpc::Status status = stub->GetDiagnosis(&context, {}, diagnosis);
-  if (status.ok()) return status;
-  return grpc::Status(status.error_code(),
-                      "the operators' port " + admin_->address + ": " + status.error_message());
-}
-
 uint64_t Rounds(const v1::GetDiagnosisResponse& diagnosis) {
   uint64_t rounds = 0;
   for (const v1::GroupDiagnosis& group : diagnosis.groups()) rounds += group.rounds();
@@ -180,7 +154,8 @@ grpc::Status Examination::AwaitDiagnosis(const v1::GetDiagnosisResponse& before,
   const absl::Time deadline = absl::Now() + absl::Seconds(5);
   for (;;) {
     diagnosis->Clear();
-    if (const grpc::Status status = Diagnose(diagnosis); !status.ok()) return status;
+    if (const grpc::Status status = GetDiagnosis(connection_, *admin_, diagnosis); !status.ok())
+      return status;
     const absl::Time now = absl::Now();
     const bool counted = Rounds(*diagnosis) - Rounds(before) >= own_rounds_;
     if ((counted && now > report) || now > deadline) return grpc::Status::OK;
@@ -285,7 +260,7 @@ grpc::Status Examination::CheckPrefix() {
   }
   tokens.resize(std::min<size_t>(
       kTokens, model_.max_context_tokens() - std::min<size_t>(model_.max_context_tokens(), kOutput)));
-  v1::GenerateRequest request = Request(tokens, kOutput, v1::SPECULATION_MODE_DFLASH);
+  v1::GenerateRequest request = GreedyRequest(tokens, kOutput, v1::SPECULATION_MODE_DFLASH);
   request.mutable_stopping()->set_ignore_eos(true);
   Generation cold, again;
   for (Generation* answer : {&cold, &again}) {
@@ -330,8 +305,8 @@ grpc::Status Examination::CheckText(int64_t max_prompts) {
   std::vector<v1::GenerateRequest> requests;
   for (const size_t i : prompts_) {
     const GoldenPrompt& prompt = bundle_.prompts()[i];
-    requests.push_back(Request(prompt.prompt_ids, static_cast<int64_t>(prompt.output_ids.size()),
-                               v1::SPECULATION_MODE_DFLASH));
+    requests.push_back(GreedyRequest(prompt.prompt_ids, static_cast<int64_t>(prompt.output_ids.size()),
+                                     v1::SPECULATION_MODE_DFLASH));
   }
   // One at a time: rounds of many sequences may be given shorter blocks.
   std::vector<Generation> alone(requests.size());
@@ -370,7 +345,7 @@ grpc::Status Examination::CheckText(int64_t max_prompts) {
   std::vector<v1::GenerateRequest> limited;
   for (int64_t tokens = 1; tokens <= block + 1; ++tokens) {
     limited.push_back(
-        Request(bundle_.prompts()[prompts_[0]].prompt_ids, tokens, v1::SPECULATION_MODE_DFLASH));
+        GreedyRequest(bundle_.prompts()[prompts_[0]].prompt_ids, tokens, v1::SPECULATION_MODE_DFLASH));
     limited.back().mutable_stopping()->set_ignore_eos(true);
   }
   limited.push_back(limited.back());
@@ -395,7 +370,7 @@ grpc::Status Examination::Run(int64_t max_prompts) {
   if (report_->verdict().kind == doctor::VerdictKind::kBadInput) return grpc::Status::OK;
   v1::GetDiagnosisResponse before, after;
   if (admin_ != nullptr) {
-    if (const grpc::Status status = Diagnose(&before); !status.ok()) return status;
+    if (const grpc::Status status = GetDiagnosis(connection_, *admin_, &before); !status.ok()) return status;
   }
   if (const grpc::Status status = CheckPrompts(); !status.ok()) return status;
   if (model_.has_drafter()) {
@@ -480,6 +455,18 @@ std::string Causes(const std::string& reason) {
 }
 
 }  // namespace
+
+grpc::Status GetDiagnosis(const Connection& connection, const Endpoint& admin,
+                          v1::GetDiagnosisResponse* diagnosis) {
+  grpc::ClientContext context;
+  admin.Prepare(&context);
+  context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(10)));
+  const Interrupt::Scope scope(connection.interrupt(), &context);
+  const grpc::Status status = v1::AdminService::NewStub(admin.Dial())->GetDiagnosis(&context, {}, diagnosis);
+  if (status.ok()) return status;
+  return grpc::Status(status.error_code(),
+                      absl::StrCat("the operators' port ", admin.address, ": ", status.error_message()));
+}
 
 void ExamineDiagnosis(const v1::GetDiagnosisResponse& before, const v1::GetDiagnosisResponse& after,
                       uint64_t own_rounds, const GoldenBundle& bundle, Report* report) {

@@ -18,6 +18,10 @@ namespace dflash::ctl {
 grpc::Status ExamineServer(Connection& connection, const Endpoint* admin, const golden::GoldenBundle& bundle,
                            int64_t max_prompts, doctor::Report* report);
 
+// What a running server says about itself on its operators' port. An error names the port.
+grpc::Status GetDiagnosis(const Connection& connection, const Endpoint& admin,
+                          v1::GetDiagnosisResponse* diagnosis);
+
 // What a running server says about itself through AdminService, held against the bundle: files, revisions,
 // contract, coverage, counters and the verdict on its rounds. `before` and `after` the prompts of
 // ExamineServer, which had `own_rounds` rounds with drafts.

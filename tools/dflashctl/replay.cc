@@ -1,30 +1,17 @@
 // dflashctl replay: golden prompts against a running server.
 #include <cstdio>
-#include <limits>
 
 #include "base/regular_file.h"
 #include "base/status.h"
 #include "tools/dflashctl/commands.h"
 #include "tools/dflashctl/golden_replay.h"
+#include "tools/dflashctl/greedy_request.h"
 #include "tools/dflashctl/request_flags.h"
 
 namespace dflash::ctl {
 namespace {
 
 constexpr int64_t kMaxGoldenBytes = 64 << 20;
-
-v1::GenerateRequest GoldenRequest(const GoldenPrompt& prompt, int64_t max_tokens,
-                                  const std::string& speculation) {
-  v1::GenerateRequest request;
-  request.mutable_tokens()->mutable_ids()->Assign(prompt.prompt_ids.begin(), prompt.prompt_ids.end());
-  request.mutable_sampling()->set_temperature(0);
-  request.mutable_stopping()->set_max_tokens(static_cast<uint32_t>(max_tokens));
-  request.mutable_speculation()->set_mode(ParseSpeculation(speculation));
-  request.mutable_speculation()->set_strict(true);  // a server without the drafter must not pass
-  // Whole blocks, however busy the server is.
-  request.mutable_speculation()->set_max_draft_tokens(std::numeric_limits<uint32_t>::max());
-  return request;
-}
 
 }  // namespace
 
@@ -55,9 +42,9 @@ int RunReplay(int argc, const char* const* argv, Interrupt* interrupt) {
       RunConcurrently(static_cast<int64_t>(golden->size()), concurrency, [&](int64_t index) {
         const auto i = static_cast<size_t>(index);
         Generation generation;
-        const grpc::Status answered =
-            connection.Generate(GoldenRequest((*golden)[i], max_tokens, speculation),
-                                absl::InfiniteDuration(), nullptr, &generation);
+        const grpc::Status answered = connection.Generate(
+            GreedyRequest((*golden)[i].prompt_ids, max_tokens, ParseSpeculation(speculation)),
+            absl::InfiniteDuration(), nullptr, &generation);
         replayed[i].output_ids = std::move(generation.token_ids);
         for (const v1::StepInfo& round : generation.rounds) {
           replayed[i].acceptance_lengths.push_back(int64_t{round.accepted()} + 1);

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <iterator>
 #include <limits>
 #include <map>
 #include <memory>
@@ -24,11 +23,10 @@
 #include "tools/doctor/checks.h"
 #include "tools/doctor/draft_reference.h"
 #include "tools/doctor/probe.h"
+#include "tools/doctor/ranks.h"
 #include "tools/doctor/recorded_acceptance.h"
 #include "tools/doctor/revisions.h"
 #include "tools/doctor/weights_scan.h"
-#include "worker/comm/host_communicator.h"
-#include "worker/comm/rank_threads.h"
 #include "worker/defects/defects.h"
 #include "worker/engine/speculation_health.h"
 #include "worker/load_group.h"
@@ -40,11 +38,6 @@
 namespace dflash::doctor {
 namespace {
 
-using golden::RecordedBundle;
-
-constexpr int64_t kSequences = 6;
-constexpr int64_t kCheckpoints = 4;  // of the prefix cache
-constexpr int64_t kPrefillTokens = 512;
 constexpr int64_t kGoldenTokens = 128;  // of an output, at most
 
 // Prompts when there is no bundle.
@@ -62,82 +55,6 @@ bool SameRounds(const EngineRun& a, const EngineRun& b) {
                                               return x.accepted == y.accepted && x.drafted == y.drafted;
                                             });
 }
-
-// The ranks of a group as threads of this process, all making the same calls.
-class Ranks {
- public:
-  static absl::StatusOr<std::unique_ptr<Ranks>> Load(const DoctorOptions& options) {
-    std::unique_ptr<Ranks> ranks(new Ranks());
-    DFLASH_ASSIGN_OR_RETURN(std::vector<std::unique_ptr<HostCommunicator>> communicators,
-                            HostCommunicator::CreateGroup({.size = options.ranks}));
-    std::move(communicators.begin(), communicators.end(), std::back_inserter(ranks->communicators_));
-    ranks->groups_.resize(static_cast<size_t>(options.ranks));
-    DFLASH_RETURN_IF_ERROR(ranks->Run([&](size_t rank) {
-      GroupOptions group;
-      group.model = options.model;
-      group.draft_model = options.draft_model;
-      group.threads = options.threads;
-      group.device = options.device;
-      group.max_sequences = kSequences;
-      group.max_context_tokens = options.max_context_tokens;
-      // Fewer pages than the slots can hold, so that some slots are left when others hold nearly all pages.
-      group.cache_tokens = (kSequences - 2) * options.max_context_tokens;
-      group.checkpoints = kCheckpoints;
-      group.max_prefill_tokens = kPrefillTokens;
-      group.adaptive_blocks = false;  // rounds in company are those alone
-      group.allow_unlisted_keys = options.allow_unlisted_keys;
-      group.defect = options.defect;
-      group.communicator = ranks->communicators_[rank].get();
-      DFLASH_ASSIGN_OR_RETURN(ranks->groups_[rank], LoadGroup(group, [&](const std::string& line) {
-                                if (rank == 0 && options.log) options.log(line);
-                              }));
-      return absl::OkStatus();
-    }));
-    return ranks;
-  }
-
-  size_t size() const { return groups_.size(); }
-  Group& leader() { return groups_[0]; }
-
-  // The same work on every rank.
-  absl::Status Run(const std::function<absl::Status(size_t rank)>& work) {
-    return RunOnRanks(communicators_, work);
-  }
-  // The same measurement on every rank; rank 0's result.
-  template <typename T>
-  absl::StatusOr<T> Measure(const std::function<absl::StatusOr<T>(Probe& probe)>& work) {
-    std::vector<T> results(groups_.size());
-    DFLASH_RETURN_IF_ERROR(Run([&](size_t rank) {
-      Probe probe(&groups_[rank]);
-      DFLASH_ASSIGN_OR_RETURN(results[rank], work(probe));
-      return absl::OkStatus();
-    }));
-    others_agree_ = true;
-    if constexpr (std::is_same_v<T, Probe::EngineRuns>) {
-      for (const T& other : results) others_agree_ &= Tokens(other.waves) == Tokens(results[0].waves);
-    }
-    return std::move(results[0]);
-  }
-  // Whether the last measurement's tokens were the same on all ranks.
-  bool others_agree() const { return others_agree_; }
-
- private:
-  Ranks() = default;
-  static std::vector<std::vector<int32_t>> Tokens(const std::vector<std::vector<EngineRun>>& waves) {
-    std::vector<std::vector<int32_t>> tokens;
-    for (const auto& wave : waves) {
-      for (const EngineRun& run : wave) {
-        tokens.push_back(run.tokens);
-        for (const RoundReport& round : run.rounds) tokens.back().push_back(-1 - round.accepted);
-      }
-    }
-    return tokens;
-  }
-
-  std::vector<std::unique_ptr<Communicator>> communicators_;
-  std::vector<Group> groups_;
-  bool others_agree_ = true;
-};
 
 // A run of the doctor over one pair.
 class Examination {
@@ -273,7 +190,7 @@ absl::Status Examination::CheckWeights() {
   const std::map<std::string, std::string>* const recorded[] = {&bundle_->target_weights(),
                                                                 &bundle_->drafter_weights()};
   for (size_t i = 0; i < 2; ++i) {
-    DFLASH_ASSIGN_OR_RETURN(const auto own, models[i].second->Fingerprints());
+    const std::map<std::string, std::string>& own = models[i].second->fingerprints();
     for (const auto& [name, fingerprint] : *recorded[i]) {
       if (own.contains(name)) continue;
       return absl::InvalidArgumentError(absl::StrCat(bundle_->folder(), "/bundle.json: ", models[i].first,
@@ -836,83 +753,6 @@ absl::StatusOr<Report> RunDoctor(const DoctorOptions& options) {
   examination.report.Settle();
   examination.report.seconds = absl::ToDoubleSeconds(absl::Now() - start);
   return std::move(examination.report);
-}
-
-absl::Status RecordBundle(const DoctorOptions& options, const std::string& folder, int64_t tensor_prompts,
-                          int64_t max_tokens) {
-  DFLASH_ASSIGN_OR_RETURN(const GoldenBundle from, GoldenBundle::Open(options.golden));
-  DFLASH_ASSIGN_OR_RETURN(const TargetConfig target_config, TargetConfig::Load(options.model));
-  DFLASH_ASSIGN_OR_RETURN(const DraftConfig draft_config, DraftConfig::Load(options.draft_model));
-  DFLASH_ASSIGN_OR_RETURN(const TargetCheckpoint target,
-                          TargetCheckpoint::Open(options.model, target_config));
-  DFLASH_ASSIGN_OR_RETURN(const DraftCheckpoint drafter,
-                          DraftCheckpoint::Open(options.draft_model, draft_config));
-  DFLASH_RETURN_IF_ERROR(from.CheckFits(golden::SizesOf(target_config)));
-  RecordedBundle bundle;
-  bundle.producer = absl::StrCat("dflashd, ", BackendName());
-  bundle.contract = ContractOf(draft_config);
-  DFLASH_ASSIGN_OR_RETURN(bundle.target_weights, target.Fingerprints());
-  DFLASH_ASSIGN_OR_RETURN(bundle.drafter_weights, drafter.Fingerprints());
-  DoctorOptions one = options;
-  one.ranks = 1;
-  DFLASH_ASSIGN_OR_RETURN(const std::unique_ptr<Ranks> ranks, Ranks::Load(one));
-  Probe::Wave requests;
-  for (const GoldenPrompt& prompt : from.prompts()) {
-    GenerationRequest request;
-    request.prompt_tokens = prompt.prompt_ids;
-    request.max_tokens = max_tokens;
-    request.stop_token_ids = ranks->leader().generation.eos_token_ids;
-    requests.push_back(std::move(request));
-  }
-  DFLASH_ASSIGN_OR_RETURN(const Probe::EngineRuns runs, ranks->Measure<Probe::EngineRuns>([&](Probe& probe) {
-    return probe.RunEngine({requests}, kPrefillTokens);
-  }));
-  bundle.prompts = from.prompts();
-  for (size_t i = 0; i < bundle.prompts.size(); ++i) {
-    GoldenPrompt& prompt = bundle.prompts[i];
-    DFLASH_RETURN_IF_ERROR(Annotate(runs.waves[0][i].status, absl::StrCat(from.folder(), ": prompt ", i)));
-    prompt.output_ids = runs.waves[0][i].tokens;
-    prompt.acceptance_lengths.clear();
-    for (const RoundReport& round : runs.waves[0][i].rounds)
-      prompt.acceptance_lengths.push_back(round.accepted + 1);
-  }
-  // The tensors, of the prompts that have them in the bundle that the prompts come from, else of the first
-  // ones.
-  std::vector<size_t> chosen;
-  for (size_t i = 0; i < bundle.prompts.size(); ++i) {
-    if (from.HasTensors(i)) chosen.push_back(i);
-  }
-  for (size_t i = 0; i < bundle.prompts.size() && chosen.empty(); ++i) chosen.push_back(i);
-  if (static_cast<int64_t>(chosen.size()) > tensor_prompts)
-    chosen.resize(static_cast<size_t>(tensor_prompts));
-  for (const size_t i : chosen) {
-    const GoldenPrompt& prompt = bundle.prompts[i];
-    DFLASH_ASSIGN_OR_RETURN(const SequenceRecord record, ranks->Measure<SequenceRecord>([&](Probe& probe) {
-      return probe.RunSequence(prompt.prompt_ids, prompt.output_ids.at(0), kPageTokens);
-    }));
-    const std::string prefix = absl::StrCat("p", i, ".");
-    Rows states;
-    for (const Rows& state : record.hidden_states) states.Append(state);
-    bundle.tensors.push_back(
-        {prefix + "hidden_states",
-         {static_cast<int64_t>(record.hidden_states.size()), record.hidden_states[0].rows, states.cols},
-         states.values});
-    // Without the padding of the head.
-    const int64_t vocabulary = target_config.vocab_size;
-    bundle.tensors.push_back(
-        {prefix + "last_logits", {vocabulary}, record.last_logits.Columns(0, vocabulary).values});
-    const auto last16 = [&](const char* name, const Rows& rows) {
-      const int64_t count = std::min<int64_t>(16, rows.rows);
-      bundle.tensors.push_back(
-          {prefix + name, {count, rows.cols}, rows.Slice(rows.rows - count, count).values});
-    };
-    last16("taps_last16", record.taps);
-    last16("context_feature_last16", record.features);
-    bundle.tensors.push_back({prefix + "draft_logits",
-                              {record.pass.logits.rows, vocabulary},
-                              record.pass.logits.Columns(0, vocabulary).values});
-  }
-  return WriteBundle(bundle, folder);
 }
 
 }  // namespace dflash::doctor

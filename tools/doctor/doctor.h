@@ -32,9 +32,4 @@ struct DoctorOptions {
 // defect in a build without them.
 absl::StatusOr<Report> RunDoctor(const DoctorOptions& options);
 
-// Runs the serving path over `prompts` (kind, prompt_ids, chat and text are read) and writes what it computes
-// as a golden bundle, tensors of the first `tensor_prompts` prompts. One rank.
-absl::Status RecordBundle(const DoctorOptions& options, const std::string& folder, int64_t tensor_prompts,
-                          int64_t max_tokens);
-
 }  // namespace dflash::doctor

@@ -11,6 +11,7 @@
 #include "base/flag_parser.h"
 #include "kernels/device/stream.h"
 #include "tools/doctor/doctor.h"
+#include "tools/doctor/record_bundle.h"
 #include "worker/golden/golden_bundle.h"
 
 namespace dflash::doctor {

@@ -361,8 +361,7 @@ void Report::Settle() {
       finding.blame = Blame::kModel;
       finding.cause =
           "weights that are not the recorded ones (random, of another revision, trained for another target "
-          "or "
-          "for other text): " +
+          "or for other text): " +
           finding.detail;
     } else if (!recorded) {
       finding.blame = Blame::kEither;
@@ -437,8 +436,7 @@ const Verdict Report::verdict() const {
     verdict.text = absl::StrCat(
         "\"", first_either->interface->title, "\" (", first_either->interface->id,
         ") fails, and both are possible: other weights than those that were recorded (random, another "
-        "revision, trained "
-        "for another target), or a broken integration. ",
+        "revision, trained for another target), or a broken integration. ",
         first_either->cause,
         ". What tells: a golden bundle with fingerprints (docs/golden-bundle.md), of a running server with "
         "--admin-address; and the doctor of the pair, --model DIR --draft-model DIR.");

@@ -10,7 +10,7 @@
 
 namespace dflash::doctor {
 
-// One model's fingerprints (Checkpoint::Fingerprints) against the recorded ones.
+// One model's fingerprints (Checkpoint::fingerprints) against the recorded ones.
 struct WeightsComparison {
   std::vector<std::string> different;  // names
   int64_t compared = 0;

@@ -79,7 +79,7 @@ class GoldenBundle {
   const std::string& producer() const { return producer_; }
   const ExpectedContract& contract() const { return contract_; }
   const std::vector<GoldenPrompt>& prompts() const { return prompts_; }
-  // Fingerprints of tensors by canonical name (Checkpoint::Fingerprints); empty: not recorded, or in the way
+  // Fingerprints of tensors by canonical name (Checkpoint::fingerprints); empty: not recorded, or in the way
   // of the format's first version, of whole tensors and of few.
   const std::map<std::string, std::string>& target_weights() const { return target_weights_; }
   const std::map<std::string, std::string>& drafter_weights() const { return drafter_weights_; }

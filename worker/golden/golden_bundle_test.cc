@@ -88,9 +88,8 @@ TEST_F(GoldenBundleTest, FingerprintsOfAnotherProgramAreOurs) {
   const std::string models = std::string(DFLASHD_SOURCE_DIR) + "/models/";
   const TargetConfig target = TargetConfig::Load(models + "tiny-qwen3.6").value();
   const DraftConfig drafter = DraftConfig::Load(models + "tiny-qwen3.6-dflash").value();
-  EXPECT_EQ(TargetCheckpoint::Open(models + "tiny-qwen3.6", target)->Fingerprints().value(),
-            bundle.target_weights());
-  EXPECT_EQ(DraftCheckpoint::Open(models + "tiny-qwen3.6-dflash", drafter)->Fingerprints().value(),
+  EXPECT_EQ(TargetCheckpoint::Open(models + "tiny-qwen3.6", target)->fingerprints(), bundle.target_weights());
+  EXPECT_EQ(DraftCheckpoint::Open(models + "tiny-qwen3.6-dflash", drafter)->fingerprints(),
             bundle.drafter_weights());
   EXPECT_EQ(bundle.drafter_weights().size(), 47u);
   EXPECT_EQ(bundle.CheckFits(SizesOf(target)), absl::OkStatus());

@@ -162,8 +162,7 @@ absl::Status Checkpoint::OpenFolder(const std::string& folder, const Inventory& 
   DFLASH_RETURN_IF_ERROR(CheckRest(inventory, found[0]));
 
   // All is known to be there; now the first, small reads.
-  DFLASH_ASSIGN_OR_RETURN(revision_, Revision(inventory));
-  return absl::OkStatus();
+  return ReadSamples(inventory);
 }
 
 // The bytes of a tensor that count for the revision.
@@ -184,7 +183,7 @@ absl::StatusOr<std::string> Checkpoint::Sample(const TensorInfo& tensor) const {
   return sample;
 }
 
-absl::StatusOr<std::string> Checkpoint::Revision(const Inventory& inventory) const {
+absl::Status Checkpoint::ReadSamples(const Inventory& inventory) {
   std::vector<const TensorInfo*> tensors;
   for (const auto& [name, tensor] : tensors_) tensors.push_back(&tensor);
   // Small reads take their time each, from a disk and more so from a network: many are under way at a time.
@@ -203,8 +202,10 @@ absl::StatusOr<std::string> Checkpoint::Revision(const Inventory& inventory) con
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (!samples[i].ok()) return samples[i].status();
     revision.Add(tensors[i]->name).Add(*samples[i]);
+    fingerprints_[tensors[i]->name] = Sha256().Add(*samples[i]).HexDigest();
   }
-  return revision.HexDigest();
+  revision_ = revision.HexDigest();
+  return absl::OkStatus();
 }
 
 void Checkpoint::MakeRandom(const Inventory& inventory, ModelRole role, uint64_t seed) {
@@ -268,16 +269,6 @@ absl::Status Checkpoint::ReadInto(const TensorInfo& tensor, const TensorBlock& b
   }
   if (progress) progress(to_bytes);
   return absl::OkStatus();
-}
-
-absl::StatusOr<std::map<std::string, std::string>> Checkpoint::Fingerprints() const {
-  std::map<std::string, std::string> fingerprints;
-  for (const auto& [name, tensor] : tensors_) {
-    if (tensor.random) continue;
-    DFLASH_ASSIGN_OR_RETURN(const std::string sample, Sample(tensor));
-    fingerprints[name] = Sha256().Add(sample).HexDigest();
-  }
-  return fingerprints;
 }
 
 std::string Checkpoint::Summary() const {

@@ -86,9 +86,6 @@ class Checkpoint {
   // The same into memory of the caller, `to_bytes` being exactly the block's size. Any thread.
   absl::Status ReadInto(const TensorInfo& tensor, const TensorBlock& block, void* to, int64_t to_bytes,
                         const ReadProgress& progress = {}) const;
-  // Of every tensor, by canonical name: SHA-256, hexadecimal, of the bytes of it that count for the revision,
-  // their number (8 bytes, little-endian) before them. Weights made from a seed have none.
-  absl::StatusOr<std::map<std::string, std::string>> Fingerprints() const;
 
   bool is_random() const { return is_random_; }         // made from a seed, not read from files
   int64_t total_bytes() const { return total_bytes_; }  // of tensors()
@@ -104,6 +101,9 @@ class Checkpoint {
   static constexpr int64_t kSampleBytes = 4096;
   static constexpr int64_t kSamples = 4;
   static constexpr int64_t kSampledBytes = kSamples * kSampleBytes;
+  // Of every tensor, by canonical name: SHA-256, hexadecimal, of its samples, the number of their bytes (8
+  // bytes, little-endian) before them. Weights made from a seed have none.
+  const std::map<std::string, std::string>& fingerprints() const { return fingerprints_; }
   // One line for the log: number of tensors, bytes, dtypes, what was skipped.
   std::string Summary() const;
 
@@ -119,7 +119,8 @@ class Checkpoint {
   absl::Status Match(const Inventory& inventory, const std::string& prefix);
   absl::Status CheckRest(const Inventory& inventory, const std::string& prefix);
   absl::StatusOr<std::string> Sample(const TensorInfo& tensor) const;
-  absl::StatusOr<std::string> Revision(const Inventory& inventory) const;
+  // Sets revision and fingerprints.
+  absl::Status ReadSamples(const Inventory& inventory);
 
   SafetensorsFolder weights_;
   std::vector<StoredTensor> random_tensors_;
@@ -128,6 +129,7 @@ class Checkpoint {
   std::vector<SkippedTensors> skipped_;
   int64_t total_bytes_ = 0;
   std::string source_;  // for messages
+  std::map<std::string, std::string> fingerprints_;
   std::string revision_;
 };
 
