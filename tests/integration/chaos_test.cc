@@ -3,7 +3,7 @@
 // right: no other text, no token lost or doubled, nobody stuck, every request ends as it should and is
 // counted once, and nothing is left behind. What happens is a function of a seed (chaos_plan.h) and is
 // printed.
-//   DFLASHD_CHAOS_SECONDS  how long, about, for each group size (default 60)
+//   DFLASHD_CHAOS_SECONDS  how long, about, for each group size (default 45)
 //   DFLASHD_CHAOS_SEED     (default 1)
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -525,7 +525,7 @@ class Chaos {
 
 void RunChaos(int ranks) {
   Chaos chaos(static_cast<uint64_t>(FromEnvironment("DFLASHD_CHAOS_SEED", 1)), ranks,
-              absl::Seconds(FromEnvironment("DFLASHD_CHAOS_SECONDS", 60)));
+              absl::Seconds(FromEnvironment("DFLASHD_CHAOS_SECONDS", 45)));
   chaos.Run();
 }
 

@@ -65,8 +65,9 @@ std::vector<int64_t> SharePrefillRows(const SchedulerSnapshot& snapshot, Prefill
   const auto key = [&](int64_t i) {
     const ScheduledRequest& request = at(i).request;
     const bool waits_long = at(i).paused_steps >= kMaxPausedSteps && order == PrefillOrder::kShortestFirst;
+    const bool is_short_first = order == PrefillOrder::kShortestFirst && !waits_long;
     return std::tuple(!waits_long && !IsOverdue(request), -int64_t{request.priority},
-                      order == PrefillOrder::kShortestFirst ? remaining(i) : 0, request.arrival);
+                      is_short_first ? remaining(i) : 0, request.arrival);
   };
   std::vector<int64_t> prompts;
   for (size_t i = 0; i < snapshot.running.size(); ++i) {

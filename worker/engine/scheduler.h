@@ -100,8 +100,9 @@ struct StepPlan {
 
 // Every decoding sequence that has room verifies. Prompts share the prefill rows: the one with the fewest
 // rows left first, so that a short one does not wait for a long one, and in the step in which one ends none
-// that does not; but before them one that has waited for kMaxPausedSteps steps, so that a long one does not
-// wait for ever. A sequence that gets no pages pauses and keeps what it has.
+// that does not; but before them those that have waited for kMaxPausedSteps steps, the one that came first of
+// them first, so that a long one does not wait for ever, however many short ones keep coming. A sequence that
+// gets no pages pauses and keeps what it has.
 StepPlan PlanStep(const SchedulerSnapshot& snapshot);
 
 }  // namespace dflash

@@ -178,6 +178,31 @@ TEST(PlanStepTest, AShortPromptOvertakesALongOneButNotForEver) {
   EXPECT_THAT(Of(PlanStep(snapshot).prefill), ElementsAre(Pair{1, 100}));
 }
 
+// More short prompts than the rows of a step hold, for ever: the long one that came first moves whenever it
+// has waited for kMaxPausedSteps steps.
+TEST(PlanStepTest, ManyShortPromptsDoNotStarveALongOne) {
+  constexpr int64_t kChunk = 64, kChunks = 10;
+  std::vector<RunningSequence> running = {InPrompt(0, kChunks * kChunk, 0)};
+  int64_t arrivals = 1;
+  for (; arrivals < 16; ++arrivals) running.push_back(InPrompt(arrivals, 96, 0));
+  SchedulerSnapshot snapshot = Snapshot(running);
+  snapshot.max_prefill_rows = kChunk;
+  int64_t steps = 0;
+  for (; snapshot.running[0].stored < kChunks * kChunk; ++steps) {
+    ASSERT_LE(steps, kChunks * (kMaxPausedSteps + 1));
+    const StepPlan plan = PlanStep(snapshot);
+    for (RunningSequence& sequence : snapshot.running) ++sequence.paused_steps;
+    for (const StepPlan::Rows& rows : plan.prefill) {
+      RunningSequence& sequence = snapshot.running[static_cast<size_t>(rows.sequence)];
+      sequence.stored += rows.rows;
+      sequence.paused_steps = 0;
+      if (rows.sequence > 0 && sequence.stored == sequence.request.prompt_tokens)
+        sequence = InPrompt(arrivals++, 96, 0);  // the next client's
+    }
+  }
+  EXPECT_GT(arrivals, 16 + steps / 4) << "short prompts move, too";
+}
+
 TEST(PlanStepTest, DecodingSequencesVerifyWithinTheirRoom) {
   SchedulerSnapshot snapshot = Snapshot({Decoding(0, 5, 101, 1, 1), Decoding(1, 5, 5, 1, 1),
                                          Decoding(2, 5, 2, 1, 1), Decoding(3, 5, 51, 1, 1), InPrompt(4, 5, 0),
