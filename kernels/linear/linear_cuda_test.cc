@@ -165,7 +165,8 @@ TEST_F(LinearCudaTest, RowsHaveTheSameBitsInEveryCompany) {
     const DeviceMatrix x = DeviceMatrix::Activations(host, stream_);
     for (Kernel kernel : kKernels) {
       const HostMatrix<float> all = Run(kernel, x, 0, kRows, *weight);
-      for (int64_t rows : {1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257}) {
+      for (int64_t rows : {1,  2,  7,  8,   9,   15,  16,  17,  31,  32,  33,  48,  63, 64,
+                           65, 80, 96, 112, 127, 128, 129, 160, 192, 224, 255, 256, 257}) {
         for (int64_t first : {int64_t{0}, int64_t{13}, kRows - rows}) {
           SCOPED_TRACE(NameOf(kernel) + ", " + std::to_string(shape.N) + "x" + std::to_string(shape.K) +
                        ", " + std::to_string(rows) + " rows from " + std::to_string(first));

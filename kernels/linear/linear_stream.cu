@@ -396,6 +396,25 @@ cudaError_t LaunchRows(ConstMatrixView x, const PackedWeight& weight, MatrixView
   return Launch(context, shape, kernel, map, task);
 }
 
+// A kernel for every width: each row that is only padding costs arithmetic and a copy to shared memory.
+struct Width {
+  int64_t rows;
+  cudaError_t (*launch)(ConstMatrixView, const PackedWeight&, MatrixView, const CudaContext&);
+};
+constexpr Width kWidths[] = {{8, LaunchRows<8>},
+                             {16, LaunchRows<16>},
+                             {32, LaunchRows<32>},
+                             {48, LaunchRows<48>},
+                             {64, LaunchRows<64>},
+                             {80, LaunchRows<80>},
+                             {96, LaunchRows<96>},
+                             {112, LaunchRows<112>},
+                             {128, LaunchRows<128>},
+                             {160, LaunchRows<160>},
+                             {192, LaunchRows<192>},
+                             {224, LaunchRows<224>},
+                             {kStreamRows, LaunchRows<kStreamRows>}};
+
 }  // namespace
 
 cudaError_t LaunchLinearStream(ConstMatrixView x, const PackedWeight& weight, MatrixView y,
@@ -404,13 +423,11 @@ cudaError_t LaunchLinearStream(ConstMatrixView x, const PackedWeight& weight, Ma
   for (int64_t row = 0; row < x.rows; row += kStreamRows) {
     const ConstMatrixView from = x.Rows(row, std::min(kStreamRows, x.rows - row));
     const MatrixView to = y.Rows(row, from.rows);
-    const auto launch = from.rows <= 8     ? LaunchRows<8>
-                        : from.rows <= 16  ? LaunchRows<16>
-                        : from.rows <= 32  ? LaunchRows<32>
-                        : from.rows <= 64  ? LaunchRows<64>
-                        : from.rows <= 128 ? LaunchRows<128>
-                                           : LaunchRows<256>;
-    if (const cudaError_t error = launch(from, weight, to, context); error != cudaSuccess) return error;
+    const Width* width = kWidths;
+    while (width->rows < from.rows) ++width;
+    if (const cudaError_t error = width->launch(from, weight, to, context); error != cudaSuccess) {
+      return error;
+    }
   }
   return cudaSuccess;
 }

@@ -164,7 +164,7 @@ class LinearBench {
   void Sequence(const Ceilings& ceilings) {
     double bytes = 0;
     for (const Shape& shape : kShapes) bytes += shape.count * shape.Bytes();
-    for (int64_t rows : {1, 8, 16, 32, 64, 128, 256}) {
+    for (int64_t rows : {1, 8, 16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256}) {
       const Microseconds time = TimeReplays(stream_, [&] {
         absl::Status status;
         ForEachLayer([&](const Shape& shape) { status.Update(Streamed(shape, rows)); });
