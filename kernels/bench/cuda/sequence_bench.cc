@@ -102,36 +102,42 @@ void Store(const Stream& stream) {
 
 constexpr GatedDeltaNetShape kShape = {16, 48, 128, 128};
 
+// The heads of one of so many ranks.
+GatedDeltaNetShape OfRank(int64_t ranks) {
+  return {kShape.key_heads / ranks, kShape.value_heads / ranks, kShape.key_dim, kShape.value_dim};
+}
+
 struct Recurrence {
-  Recurrence(int64_t layers, int64_t sequences, int64_t rows, int64_t max_rows, int32_t pending,
-             const Stream& stream)
-      : qkv(Noise(sequences * rows, kShape.QkvCols(), stream)),
-        gates(Noise(sequences * rows, 2 * kShape.value_heads, stream)),
-        o(Noise(sequences * rows, kShape.value_heads * kShape.value_dim, stream)),
-        z(Noise(sequences * rows, kShape.value_heads * kShape.value_dim, stream)),
-        convolved(Noise(sequences * rows, kShape.QkvCols(), stream)),
-        conv_weight(Noise(kShape.QkvCols(), 4, stream)),
-        conv_state(Noise(3 * sequences, kShape.QkvCols(), stream)),
-        norm_weight(Noise(1, kShape.value_dim, stream)),
-        per_head(OnDevice(std::vector<float>(static_cast<size_t>(kShape.value_heads), -1.0f), stream)),
+  Recurrence(const GatedDeltaNetShape& shape, int64_t layers, int64_t sequences, int64_t rows,
+             int64_t max_rows, int32_t pending, const Stream& stream)
+      : shape(shape),
+        qkv(Noise(sequences * rows, shape.QkvCols(), stream)),
+        gates(Noise(sequences * rows, 2 * shape.value_heads, stream)),
+        o(Noise(sequences * rows, shape.value_heads * shape.value_dim, stream)),
+        z(Noise(sequences * rows, shape.value_heads * shape.value_dim, stream)),
+        convolved(Noise(sequences * rows, shape.QkvCols(), stream)),
+        conv_weight(Noise(shape.QkvCols(), 4, stream)),
+        conv_state(Noise(3 * sequences, shape.QkvCols(), stream)),
+        norm_weight(Noise(1, shape.value_dim, stream)),
+        per_head(OnDevice(std::vector<float>(static_cast<size_t>(shape.value_heads), -1.0f), stream)),
         segments(EqualSegments(sequences, rows, 128, stream)),
         buffer(OnDevice(std::vector<int32_t>(static_cast<size_t>(sequences), 0), stream)),
         count(OnDevice(std::vector<int32_t>(static_cast<size_t>(sequences), pending), stream)) {
     for (int64_t layer = 0; layer < layers; ++layer) {
-      states.push_back(Value(Buffer::Allocate(sequences * kShape.StateFloats() * 4, stream)));
-      records.push_back(
-          Value(Buffer::Allocate(sequences * 2 * max_rows * kShape.RecordFloats() * 4, stream)));
+      states.push_back(Value(Buffer::Allocate(sequences * shape.StateFloats() * 4, stream)));
+      records.push_back(Value(Buffer::Allocate(sequences * 2 * max_rows * shape.RecordFloats() * 4, stream)));
       state.push_back({states.back().As<float>(), records.back().As<float>(), sequences, max_rows});
     }
-    input = {qkv.view(), gates.view().Cols(0, kShape.value_heads),
-             gates.view().Cols(kShape.value_heads, kShape.value_heads), per_head.As<float>(),
+    input = {qkv.view(), gates.view().Cols(0, shape.value_heads),
+             gates.view().Cols(shape.value_heads, shape.value_heads), per_head.As<float>(),
              per_head.As<float>()};
     list = {segments.As<Segment>(), sequences};
-    around = {conv_weight.view(),    {conv_state.view().data, sequences, 4, kShape.QkvCols()},
+    around = {conv_weight.view(),    {conv_state.view().data, sequences, 4, shape.QkvCols()},
               norm_weight.view(),    z.view(),
               GateActivation::kSilu, 1e-6f};
     pending_records = {buffer.As<int32_t>(), count.As<int32_t>()};
   }
+  GatedDeltaNetShape shape;
   Matrix qkv, gates, o, z, convolved, conv_weight, conv_state, norm_weight;
   Buffer per_head, segments, buffer, count;
   std::vector<Buffer> states, records;
@@ -142,35 +148,38 @@ struct Recurrence {
   PendingRecords pending_records;
 };
 
-void DeltaVerify(int64_t sequences, int64_t rows, int32_t pending, const Stream& stream,
+void DeltaVerify(int64_t ranks, int64_t sequences, int64_t rows, int32_t pending, const Stream& stream,
                  const Ceilings& ceilings) {
   constexpr int64_t kLayers = 48;
-  const Recurrence r(kLayers, sequences, rows, 16, pending, stream);
+  const GatedDeltaNetShape shape = OfRank(ranks);
+  const Recurrence r(shape, kLayers, sequences, rows, 16, pending, stream);
   const Microseconds time = TimeReplays(stream, [&] {
     absl::Status status;
     for (const GatedDeltaNetState& state : r.state) {
-      status.Update(GatedDeltaNetMixerVerify(kShape, r.input, r.around, r.list, r.pending_records, state,
+      status.Update(GatedDeltaNetMixerVerify(shape, r.input, r.around, r.list, r.pending_records, state,
                                              r.convolved.view(), r.o.view(), stream));
     }
     return status;
   });
   Record("Gated DeltaNet, verify, 48 layers, " + std::to_string(sequences) + " x " + std::to_string(rows) +
-             " rows, " + std::to_string(pending) + " to fold",
+             " rows, " + std::to_string(pending) + " to fold" +
+             (ranks == 1 ? "" : ", one of " + std::to_string(ranks) + " ranks"),
          time);
   const double bytes =
-      static_cast<double>(kLayers * sequences * kShape.StateFloats() * 4) * (pending > 0 ? 2 : 1);
+      static_cast<double>(kLayers * sequences * shape.StateFloats() * 4) * (pending > 0 ? 2 : 1);
   std::printf(
-      "  verify %2lld x %2lld rows, %2d to fold: %8.1f us [%.1f %.1f] of 48 layers, %5.2f a layer, %5.2f TB/s"
+      "  verify %2lld heads, %2lld x %2lld rows, %2d to fold: %8.1f us [%.1f %.1f] of 48 layers, %5.2f a "
+      "layer, %5.2f TB/s"
       " (%3.0f%% of copy)\n",
-      static_cast<long long>(sequences), static_cast<long long>(rows), pending, time.median, time.low,
-      time.high, time.median / kLayers, bytes / time.median * 1e-6,
-      100 * bytes / time.median * 1e6 / ceilings.copy);
+      static_cast<long long>(shape.value_heads), static_cast<long long>(sequences),
+      static_cast<long long>(rows), pending, time.median, time.low, time.high, time.median / kLayers,
+      bytes / time.median * 1e-6, 100 * bytes / time.median * 1e6 / ceilings.copy);
   std::fflush(stdout);
 }
 
 void DeltaPrefill(int64_t sequences, int64_t rows, const Stream& stream) {
   constexpr int64_t kLayers = 6;
-  const Recurrence r(kLayers, sequences, rows, 1, 0, stream);
+  const Recurrence r(kShape, kLayers, sequences, rows, 1, 0, stream);
   const Microseconds time = TimeReplays(stream, [&] {
     absl::Status status;
     for (const GatedDeltaNetState& state : r.state) {
@@ -211,10 +220,13 @@ void RunSequences(const Stream& stream, const Ceilings& ceilings) {
   Store(stream);
   std::printf("\nGated DeltaNet:\n");
   for (int32_t pending : {0, 7, 16}) {
-    for (int64_t rows : {1, 4, 8, 16}) DeltaVerify(1, rows, pending, stream, ceilings);
+    for (int64_t rows : {1, 4, 8, 16}) DeltaVerify(1, 1, rows, pending, stream, ceilings);
+  }
+  for (int64_t ranks : {2, 4, 8}) {
+    for (int64_t rows : {1, 16}) DeltaVerify(ranks, 1, rows, 7, stream, ceilings);
   }
   for (auto [sequences, rows] : {std::pair<int64_t, int64_t>{2, 16}, {4, 16}, {8, 16}, {16, 8}, {32, 16}}) {
-    DeltaVerify(sequences, rows, 7, stream, ceilings);
+    DeltaVerify(1, sequences, rows, 7, stream, ceilings);
   }
   for (int64_t rows : {64, 512, 2048, 8192}) DeltaPrefill(1, rows, stream);
   DeltaPrefill(8, 1024, stream);
