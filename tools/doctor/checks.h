@@ -1,4 +1,17 @@
-// From what the probe wrote down to findings. Pure functions: nothing here runs the serving path.
+// From what the probe wrote down to findings. Nothing here runs the serving path. One function per interface,
+// or per few that are read off the same numbers; a file per stage:
+//
+//   text_checks.cc          tokenizer, template
+//   target_checks.cc        target, tap-point, tap-alignment, next-token, tap-layer, tap-order
+//   context_checks.cc       fusion, injection, rope
+//   block_checks.cc         embedding, masks, draft-layers, positions, block-size
+//   draft_checks.cc         head, draft-rows, dtype, draft-logits, batching, draft-temperature, mask-token
+//   long_context_checks.cc  window, paging, chunked-prefill, prefix (the first half)
+//   round_checks.cc         verify-rows, acceptance, rollback, context-update
+//
+// Elsewhere: files, weights, config in doctor.cc, revisions in revisions.cc, and in engine_checks.cc what
+// only whole requests show: ranks, preemption, prefix (the second half), sampling, limits, metrics,
+// calibration, end-to-end.
 #pragma once
 
 #include <cstdint>
@@ -7,6 +20,9 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/dtype.h"
+#include "text/tokenizer.h"
 #include "tools/doctor/draft_reference.h"
 #include "tools/doctor/probe.h"
 #include "tools/doctor/report.h"
@@ -30,10 +46,13 @@ struct Gates {
   double acceptance = 0;
 };
 // Of the backend's activations.
-Gates GatesFor(DType activations);
+inline Gates GatesFor(DType activations) {
+  return activations == DType::kF32 ? Gates{.golden = 5e-5, .stage = 2e-5, .margin = 1e-4, .acceptance = 0.05}
+                                    : Gates{.golden = 0.2, .stage = 0.06, .margin = 0.25, .acceptance = 0.1};
+}
 
-// What all checks know.
-struct Checks {
+// The pair that is examined, as every check knows it. Nothing is owned.
+struct Subject {
   Report* report = nullptr;
   DraftReference* reference = nullptr;
   const TargetConfig* target_config = nullptr;
@@ -43,55 +62,52 @@ struct Checks {
   bool drafter_recorded = false;
   Gates gates;
   int64_t vocabulary = 0;  // real token ids
-  int ranks = 1;
 
-  // What the masks, taps and rotation have to be: literals of the bundle only.
-  const ExpectedContract* expected() const { return bundle == nullptr ? nullptr : &bundle->contract(); }
-
-  // Sequences; `golden[i]` is the prompt of the bundle that sequences[i] is, if any. sequences[0] is shorter
-  // than every window.
-  struct Sequences {
-    std::vector<SequenceRecord> records;
-    std::vector<std::optional<size_t>> golden;
-    SequenceRecord perturbed;  // records[0] with another token at perturbed_at
-    int64_t perturbed_at = 0;
-  };
-  absl::Status CheckTarget(const Sequences& sequences) const;
-  absl::Status CheckTaps(const Sequences& sequences) const;
-  absl::Status CheckContext(const Sequences& sequences) const;  // fusion, injection, rope, next-token
-  absl::Status CheckBlock(const Sequences& sequences) const;    // embedding, masks, layers, head, positions
-  absl::Status CheckDraftLogits(const Sequences& sequences) const;
-
-  // A context longer than every window, in one chunk and in chunks of a page.
-  absl::Status CheckLongContext(const SequenceRecord& whole, const SequenceRecord& chunked,
-                                const SequenceRecord& brief) const;
-  // `alone`: the same sequences by themselves; forced: the output chooses the mask token.
-  absl::Status CheckTogether(const Probe::Together& together, const std::vector<const SequenceRecord*>& alone,
-                             bool forced) const;
-  void CheckVerifyRows(const Probe::VerifyRecord& record) const;
-  void CheckRounds(const RoundsRecord& record, int64_t block_size) const;
-
-  // An output of the drafter's final norm for which the head chooses the mask token; empty rows: none was
-  // found.
-  absl::StatusOr<Rows> OutputForMask() const;
-
- private:
-  // The closest mask among all causal flags and `windows`, the first of the list where several are.
-  struct MaskMatch {
-    bool causal = false;
-    int64_t window = 0;
-    double error = 0;
-  };
-  MaskMatch ClosestMask(const SequenceRecord& record, size_t layer, const std::vector<bool>& causal,
-                        const std::vector<int64_t>& windows) const;
-  // The rotation that explains keys best.
-  struct RotationMatch {
-    Rotation rotation;
-    double error = 0;
-  };
-  RotationMatch ClosestRotation(const Rows& unrotated, const Rows& rotated,
-                                const std::vector<int64_t>& positions, const Rotation& first) const;
-  std::string Against(const Sequences& sequences) const;
+  // What taps, masks and rotation have to be: literals of the bundle. Without one it is what our reader says,
+  // which shares the mistakes of the serving path: enough to say what is seen, never to pass or to fail it.
+  const ExpectedContract& contract() const { return bundle == nullptr ? own : bundle->contract(); }
 };
+
+// --- texts
+
+absl::Status CheckTokenizer(const Subject& subject, const Tokenizer& tokenizer);
+// Renders with the template in `model_folder`, and with the thinking flag as the planted defect leaves it.
+absl::Status CheckTemplate(const Subject& subject, const std::string& model_folder,
+                           const std::string& defect);
+
+// --- the first draft pass of several prompts
+
+struct Sequences {
+  std::vector<SequenceRecord> records;        // the first one is shorter than every window
+  std::vector<std::optional<size_t>> golden;  // golden[i] is the prompt of the bundle that records[i] is
+  SequenceRecord perturbed;                   // records[0] with another token at perturbed_at
+  int64_t perturbed_at = 0;
+};
+absl::Status CheckTarget(const Subject& subject, const Sequences& sequences);
+absl::Status CheckTaps(const Subject& subject, const Sequences& sequences);
+// After CheckTaps: what the bundle says of fusion counts only behind taps that are right.
+absl::Status CheckContext(const Subject& subject, const Sequences& sequences);
+absl::Status CheckBlock(const Subject& subject, const SequenceRecord& record);
+absl::Status CheckDrafts(const Subject& subject, const DraftPass& pass);
+absl::Status CheckDraftLogits(const Subject& subject, const Sequences& sequences);
+
+// --- a context that is longer than every window
+
+// `whole` in one chunk, `chunked` in chunks of a page, `brief` shorter than every window.
+absl::Status CheckLongContext(const Subject& subject, const SequenceRecord& whole,
+                              const SequenceRecord& chunked, const SequenceRecord& brief);
+
+// --- sequences in company
+
+// An output of the drafter's final norm for which the head chooses the mask token; empty: none was found.
+absl::StatusOr<Rows> OutputForMask(const Subject& subject);
+// `alone`: the same sequences by themselves. mask_forced: `together.forced` came of OutputForMask.
+void CheckTogether(const Subject& subject, const Probe::Together& together,
+                   const std::vector<const SequenceRecord*>& alone, bool mask_forced);
+
+// --- rounds
+
+void CheckVerifyRows(const Subject& subject, const Probe::VerifyRecord& record);
+void CheckRounds(const Subject& subject, const RoundsRecord& record, int64_t block_size);
 
 }  // namespace dflash::doctor

@@ -76,8 +76,7 @@ int Examine(int argc, const char* const* argv) {
       "dflash-doctor",
       "Walks the interfaces between target and drafter and names the first one at which they diverge.\n"
       "Exit codes: 0 nothing failed; 1 the integration is broken; 2 wrong usage or bad files; 3 cannot run; "
-      "5 "
-      "the drafter is bad; 6 the integration or the drafter.\n"
+      "5 the drafter is bad; 6 the integration or the drafter.\n"
       "First argument `record` or `compare`: golden bundles; see record --help, compare --help.");
   flags.Register(parser);
   parser.Integer("tp", "N", "ranks that share the target, as threads", 1, 8, &flags.ranks);
@@ -114,10 +113,10 @@ int Record(int argc, const char* const* argv) {
   Flags flags;
   std::string out;
   int64_t tensor_prompts = 3, max_tokens = 128;
-  FlagParser parser("dflash-doctor record",
-                    "Writes what this program computes as a golden bundle, for comparison with other "
-                    "engines. Not an oracle "
-                    "of itself.");
+  FlagParser parser(
+      "dflash-doctor record",
+      "Writes what this program computes as a golden bundle, for comparison with other engines. "
+      "Not an oracle of itself.");
   flags.Register(parser);
   parser.Text("out", "DIR", "new folder for the bundle", &out);
   parser.Integer("tensor-prompts", "N", "prompts whose tensors are written", 0, 4096, &tensor_prompts);

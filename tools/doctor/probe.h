@@ -31,6 +31,8 @@ struct DraftPass {
   Rows output;  // of the final norm, row 0 included
   Rows logits;  // rows 1 .. B - 1; this rank's columns
   std::vector<int32_t> proposals;
+
+  int64_t rows() const { return static_cast<int64_t>(proposals.size()) + 1; }  // the anchor's, one per draft
 };
 
 // A prompt, taken in from nothing, and its first draft pass.

@@ -33,8 +33,7 @@ constexpr Interface kInterfaces[] = {
      "tokenizer.json of the target; text/tokenizer.cc."},
     {"template", "1", "chat template and thinking flag", Oracle::kBundle,
      "The conversation is rendered otherwise than in training; a drafter trained without thinking drafts "
-     "badly "
-     "with it.",
+     "badly with it.",
      "chat_template.jinja; enable_thinking of the request (ChatPrompt) and its default."},
     {"target", "-", "hidden states of the target", Oracle::kBundle,
      "The target itself computes something else: every interface behind it is fed with wrong numbers.",
@@ -42,8 +41,7 @@ constexpr Interface kInterfaces[] = {
     {"tap-layer", "4", "tap layer index", Oracle::kBundle,
      "The drafter sees the outputs of other layers than those it was trained on.",
      "dflash_config.target_layer_ids; OutputOf() in base/layer_index.h: id k is the output of layer k, "
-     "hidden "
-     "state k + 1."},
+     "hidden state k + 1."},
     {"tap-point", "5", "tap point", Oracle::kOwnPath,
      "A tap is not the finished residual: taken before the sum over ranks, before the residual is added, or "
      "after a norm.",
@@ -137,8 +135,7 @@ constexpr Interface kInterfaces[] = {
      "FinishedReport; worker/rpc/engine_metrics.cc."},
     {"calibration", "-", "confidence against acceptance", Oracle::kLiteral,
      "The drafter is sure of drafts that are rejected: it does not see what it was trained on. On hard text "
-     "it "
-     "would be unsure.",
+     "it would be unsure.",
      "The findings above; on a dashboard the acceptance by position, content and origin of the context."},
     {"draft-logits", "35", "draft logits of the first block", Oracle::kBundle,
      "All interfaces hold one by one, yet the whole block differs from the reference.",

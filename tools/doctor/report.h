@@ -114,8 +114,7 @@ class Report {
   // What would check what was not checked, for a verdict in which nothing failed.
   std::string advice =
       "What reads the same configuration with the same code shares its mistakes: give a golden bundle of "
-      "another "
-      "implementation (--golden DIR).";
+      "another implementation (--golden DIR).";
   // As far as fingerprints tell (revisions.h).
   Weights target_weights = Weights::kUnknown, drafter_weights = Weights::kUnknown;
 

@@ -1,0 +1,61 @@
+// How the checks compare: which rows are looked at, and which of the known forms explains numbers best.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "tools/doctor/checks.h"
+
+namespace dflash::doctor {
+
+inline constexpr double kNoMatch = std::numeric_limits<double>::infinity();
+
+// At most 40 of [0, rows): both ends and some between. Double precision takes its time.
+std::vector<int64_t> Sampled(int64_t rows);
+Rows Pick(const Rows& rows, const std::vector<int64_t>& chosen);
+
+// The norm of every head of every row [rows, heads]: rotation leaves it alone.
+Rows HeadNorms(const Rows& rows, int64_t head_dim);
+
+// Of the columns that both have: rank 0 holds its own part of the vocabulary only.
+double ErrorOfSharedColumns(const Rows& ours, const Rows& golden);
+
+// "golden bundle, prompts 3, 5": what the sequences were held against.
+std::string BundlePrompts(const Sequences& sequences);
+
+// The largest `error` among the sequences for which the bundle holds the tensor; none: it holds it for none
+// of them, or there is no bundle. Errors: those of GoldenBundle::Tensor.
+absl::StatusOr<std::optional<double>> WorstAgainstBundle(
+    const Subject& subject, const Sequences& sequences, const std::string& tensor,
+    const std::function<double(const SequenceRecord& record, const Rows& golden)>& error);
+
+// The mask that explains the block's attention in a layer best, among all pairs of `causal` and `windows`;
+// where several explain it alike, the first.
+struct MaskMatch {
+  bool causal = false;
+  int64_t window = 0;  // 0: none
+  double error = 0;
+};
+inline const char* CausalityName(bool causal) { return causal ? "causal" : "bidirectional"; }
+MaskMatch ClosestMask(const Subject& subject, const SequenceRecord& record, size_t layer,
+                      const std::vector<bool>& causal, const std::vector<int64_t>& windows);
+
+// How keys and queries have to be rotated.
+Rotation WantedRotation(const Subject& subject);
+
+// The rotation that explains keys best: `wanted` where it does, else one of the known mistakes.
+struct RotationMatch {
+  Rotation rotation;
+  double error = 0;
+};
+RotationMatch ClosestRotation(const Subject& subject, const Rows& unrotated, const Rows& rotated,
+                              const std::vector<int64_t>& positions, const Rotation& wanted);
+// Keeps the first match, and the first of those that are not as wanted in its place.
+void Keep(const RotationMatch& match, const Rotation& wanted, std::optional<RotationMatch>* kept);
+
+}  // namespace dflash::doctor

@@ -1,0 +1,259 @@
+// head, draft-rows, dtype, draft-logits, batching, draft-temperature, mask-token: from the final norm to
+// drafts
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "tools/doctor/checks.h"
+#include "tools/doctor/comparisons.h"
+
+namespace dflash::doctor {
+namespace {
+
+constexpr double kLowest = -std::numeric_limits<double>::infinity();
+
+// Logits of the whole head in double precision, some columns at a time: [rows, count] of ids [first, first +
+// count).
+absl::Status ForLogits(const Subject& subject, const Rows& y,
+                       const std::function<void(int64_t first, const Rows& logits)>& visit) {
+  constexpr int64_t kColumns = 4096;
+  for (int64_t first = 0; first < subject.vocabulary; first += kColumns) {
+    const int64_t count = std::min(kColumns, subject.vocabulary - first);
+    DFLASH_ASSIGN_OR_RETURN(const Rows logits, subject.reference->Logits(y, first, count));
+    visit(first, logits);
+  }
+  return absl::OkStatus();
+}
+
+// --- head, draft-rows and dtype: drafts against the best token of every row
+
+struct BestToken {
+  int64_t id = 0;
+  double logit = kLowest;
+  double margin = 0;  // to the second best
+};
+
+absl::StatusOr<std::vector<BestToken>> BestTokens(const Subject& subject, const Rows& y) {
+  std::vector<BestToken> best(static_cast<size_t>(y.rows));
+  DFLASH_RETURN_IF_ERROR(ForLogits(subject, y, [&](int64_t first, const Rows& logits) {
+    for (int64_t j = 0; j < logits.rows; ++j) {
+      BestToken& of_row = best[static_cast<size_t>(j)];
+      for (int64_t column = 0; column < logits.cols; ++column) {
+        const double logit = logits.row(j)[column];
+        if (logit > of_row.logit) {
+          of_row = {.id = first + column, .logit = logit, .margin = logit - of_row.logit};
+        } else {
+          of_row.margin = std::min(of_row.margin, of_row.logit - logit);
+        }
+      }
+    }
+  }));
+  return best;
+}
+
+struct DraftCounts {
+  int64_t drafts = 0;
+  int64_t misses = 0;              // drafts that are not the best token of their row
+  int64_t clear_rows = 0;          // rows that are no near ties
+  int64_t clear_misses = 0;        // misses among them
+  int64_t best_of_row_before = 0;  // drafts that are the best token of the row before theirs
+  int64_t best_of_row_behind = 0;
+  bool all_alike = false;
+};
+
+DraftCounts Count(const Subject& subject, const std::vector<int32_t>& drafts,
+                  const std::vector<BestToken>& best) {
+  DraftCounts counts = {.drafts = static_cast<int64_t>(drafts.size()),
+                        .all_alike = std::set<int32_t>(drafts.begin(), drafts.end()).size() == 1};
+  for (size_t j = 0; j < drafts.size(); ++j) {
+    const bool miss = drafts[j] != best[j].id;
+    const bool clear = best[j].margin > subject.gates.margin;
+    counts.misses += miss;
+    counts.clear_rows += clear;
+    counts.clear_misses += clear && miss;
+    counts.best_of_row_before += j > 0 && drafts[j] == best[j - 1].id;
+    counts.best_of_row_behind += j + 1 < drafts.size() && drafts[j] == best[j + 1].id;
+  }
+  return counts;
+}
+
+// Sampled columns of the logits, on what the final norm gave.
+absl::Status CheckHead(const Subject& subject, const DraftPass& pass, const DraftCounts& counts) {
+  constexpr char kCompared[] = "the target's lm_head, in double precision";
+  constexpr int64_t kParts = 4, kColumns = 64;
+  if (counts.all_alike && counts.clear_misses > 0) {
+    subject.report->Fail(
+        "head",
+        absl::StrCat("every draft is token ", pass.proposals[0], "; by the head of the target ",
+                     counts.clear_misses, " of ", counts.clear_rows, " rows have another best token"),
+        "the drafter's head is zero or not the target's: all logits are equal and the lowest id wins");
+    subject.report->Of("head").compared = kCompared;
+    return absl::OkStatus();
+  }
+  const Rows rows = pass.output.Slice(1, counts.drafts), rows_before = pass.output.Slice(0, counts.drafts);
+  const int64_t columns = std::min(pass.logits.cols, subject.vocabulary);
+  double worst = 0, worst_of_row_before = 0;
+  for (int64_t part = 0; part < kParts; ++part) {
+    const int64_t first = std::max<int64_t>(0, (columns - kColumns) * part / (kParts - 1));
+    const int64_t count = std::min(kColumns, columns - first);
+    const Rows ours = pass.logits.Columns(first, count);
+    DFLASH_ASSIGN_OR_RETURN(const Rows right, subject.reference->Logits(rows, first, count));
+    DFLASH_ASSIGN_OR_RETURN(const Rows of_row_before, subject.reference->Logits(rows_before, first, count));
+    worst = std::max(worst, RelativeError(ours, right));
+    worst_of_row_before = std::max(worst_of_row_before, RelativeError(ours, of_row_before));
+  }
+  subject.report->Judge(
+      "head", worst, subject.gates.stage, kCompared, "logits of sampled columns",
+      worst_of_row_before <= subject.gates.stage
+          ? "row j - 1 goes through the head for position s + j"
+          : "another matrix than the target's lm_head, or the target's final norm before it");
+  return absl::OkStatus();
+}
+
+void CheckDraftRows(const Subject& subject, const DraftCounts& counts) {
+  subject.report->Judge("draft-rows", static_cast<double>(counts.clear_misses), 0,
+                        "best token of row j, in double precision",
+                        absl::StrCat(counts.drafts - counts.misses, " of ", counts.drafts,
+                                     " drafts are the best token of their own row"),
+                        counts.all_alike ? "see the head"
+                        : counts.best_of_row_before > counts.best_of_row_behind
+                            ? "drafts are shifted: row j - 1 is taken for position s + j"
+                            : "drafts are shifted: row j + 1 is taken for position s + j");
+}
+
+void CheckDtype(const Subject& subject, const DraftCounts& counts) {
+  const double share = counts.clear_rows == 0 ? 0
+                                              : static_cast<double>(counts.clear_misses) /
+                                                    static_cast<double>(counts.clear_rows);
+  subject.report->Judge("dtype", share, 0.02, "double precision",
+                        absl::StrCat(counts.misses, " of ", counts.drafts, " drafts differ, ",
+                                     counts.clear_misses, " of them in rows that are no near ties"),
+                        "quantized weights or rounding");
+}
+
+// --- batching, draft-temperature and mask-token: one pass of several sequences
+
+void CheckBatching(const Subject& subject, const Probe::Together& together,
+                   const std::vector<const SequenceRecord*>& alone) {
+  double logits = 0;
+  int64_t different = 0;
+  for (size_t i = 0; i < alone.size(); ++i) {
+    logits = std::max(logits, RelativeError(together.logits[i], alone[i]->pass.logits));
+    different += together.proposals[i] != alone[i]->pass.proposals;
+  }
+  subject.report->Judge(
+      "batching", std::max(logits, static_cast<double>(different)), 0,
+      absl::StrCat("each of ", alone.size(), " sequences by itself"), "draft logits and drafts",
+      "rows of one sequence read another's context, or arithmetic depends on the number of rows");
+}
+
+void CheckDraftTemperature(const Subject& subject, const Probe::Together& together) {
+  const size_t sequences = together.proposals.size();
+  int64_t different = 0;
+  for (size_t i = 0; i < sequences; ++i) different += together.hot[i] != together.proposals[i];
+  subject.report->Judge(
+      "draft-temperature", static_cast<double>(different), 0, "the same passes at temperature 0",
+      absl::StrCat(different, " of ", sequences, " sequences drafted otherwise at temperature 1"),
+      "drafts are sampled with the request's temperature");
+}
+
+void CheckMaskToken(const Subject& subject, const Probe::Together& together, bool mask_forced) {
+  if (!mask_forced) {
+    return subject.report->Skip(
+        "mask-token", "no output of the final norm was found for which the head chooses the mask token");
+  }
+  const std::vector<int32_t>& drafts = together.forced;
+  const int64_t kept = std::count(drafts.begin(), drafts.end(), subject.own.mask_token_id);
+  const int64_t stripped = static_cast<int64_t>(drafts.size()) - kept;
+  subject.report->Judge("mask-token", static_cast<double>(stripped), 0,
+                        "an output for which the head chooses the mask id",
+                        absl::StrCat(kept, " of ", drafts.size(), " drafts are the mask id"),
+                        "drafts equal to the mask id are stripped as if they were placeholders");
+}
+
+}  // namespace
+
+absl::Status CheckDrafts(const Subject& subject, const DraftPass& pass) {
+  const Rows rows = pass.output.Slice(1, pass.rows() - 1);
+  DFLASH_ASSIGN_OR_RETURN(const std::vector<BestToken> best, BestTokens(subject, rows));
+  const DraftCounts counts = Count(subject, pass.proposals, best);
+  DFLASH_RETURN_IF_ERROR(CheckHead(subject, pass, counts));
+  CheckDraftRows(subject, counts);
+  CheckDtype(subject, counts);
+  return absl::OkStatus();
+}
+
+absl::Status CheckDraftLogits(const Subject& subject, const Sequences& sequences) {
+  Report& report = *subject.report;
+  if (subject.bundle == nullptr) {
+    report.NotChecked("draft-logits", "needs a golden bundle");
+    return absl::OkStatus();
+  }
+  if (!subject.target_recorded || !subject.drafter_recorded) {
+    report.Skip("draft-logits", "the bundle was recorded with other weights");
+    return absl::OkStatus();
+  }
+  DFLASH_ASSIGN_OR_RETURN(const std::optional<double> worst,
+                          WorstAgainstBundle(subject, sequences, "draft_logits",
+                                             [](const SequenceRecord& record, const Rows& golden) {
+                                               return ErrorOfSharedColumns(record.pass.logits, golden);
+                                             }));
+  if (!worst) {
+    report.NotChecked("draft-logits", "the bundle holds no draft logits");
+    return absl::OkStatus();
+  }
+  if (!report.Judge("draft-logits", *worst, subject.gates.golden, BundlePrompts(sequences),
+                    "rows 1 .. B - 1 of the first block", "other weights than the bundle's")) {
+    report.Of("draft-logits").blame = Blame::kUnsettled;
+  }
+  return absl::OkStatus();
+}
+
+void CheckTogether(const Subject& subject, const Probe::Together& together,
+                   const std::vector<const SequenceRecord*>& alone, bool mask_forced) {
+  CheckBatching(subject, together, alone);
+  CheckDraftTemperature(subject, together);
+  CheckMaskToken(subject, together, mask_forced);
+}
+
+// A perceptron of one class: starts at the mask token's row of the head and moves away from whatever wins.
+absl::StatusOr<Rows> OutputForMask(const Subject& subject) {
+  const int64_t mask = subject.own.mask_token_id;
+  if (mask >= subject.vocabulary) return Rows();
+  DFLASH_ASSIGN_OR_RETURN(const Rows wanted, subject.reference->HeadRow(mask));
+  Rows y = wanted;
+  const int rounds = subject.vocabulary > (1 << 16) ? 20 : 300;  // a head of real size takes seconds a round
+  for (int round = 0; round < rounds; ++round) {
+    double mask_logit = 0, best = kLowest;
+    int64_t winner = -1;  // of all others
+    DFLASH_RETURN_IF_ERROR(ForLogits(subject, y, [&](int64_t first, const Rows& logits) {
+      for (int64_t column = 0; column < logits.cols; ++column) {
+        const double logit = logits.values[static_cast<size_t>(column)];
+        if (first + column == mask) {
+          mask_logit = logit;
+        } else if (logit > best) {
+          best = logit;
+          winner = first + column;
+        }
+      }
+    }));
+    // At an rms of 1, about as the final norm leaves it: a margin of longer outputs would say nothing.
+    double rms = 0;
+    for (const double value : y.values) rms += value * value;
+    rms = std::sqrt(rms / static_cast<double>(y.cols));
+    for (double& value : y.values) value /= rms;
+    if ((mask_logit - best) / rms > 4 * subject.gates.margin) return y;
+    DFLASH_ASSIGN_OR_RETURN(const Rows other, subject.reference->HeadRow(winner));
+    for (size_t i = 0; i < y.values.size(); ++i) y.values[i] += 8 * (wanted.values[i] - other.values[i]);
+  }
+  return Rows();
+}
+
+}  // namespace dflash::doctor
