@@ -53,6 +53,15 @@ Condition GroupCondition(const ProbeFacts& facts, const Dispatcher::GroupStats& 
   return {group.state == State::kReady, std::move(words)};
 }
 
+// Why it does not serve, for whoever asks.
+std::string Brief(const Dispatcher::Stats& stats) {
+  if (stats.draining) return "the server is going down";
+  const bool loads = std::any_of(stats.groups.begin(), stats.groups.end(), [](const auto& group) {
+    return group.state == Dispatcher::GroupState::kLoading;
+  });
+  return loads ? "the model is being loaded" : "no worker group serves";
+}
+
 bool AllGivenUp(const ProbeFacts& facts) {
   return !facts.lives.empty() && std::all_of(facts.lives.begin(), facts.lives.end(),
                                              [](const auto& entry) { return entry.second.given_up; });
@@ -69,7 +78,8 @@ bool IsVerbose(const OpsRequest& request) {
 
 std::optional<OpsReply> AnswerProbe(const OpsRequest& request, const ProbeFacts& facts) {
   const Dispatcher::Stats& stats = facts.stats;
-  const std::string why = stats.detail.empty() ? "not ready" : stats.detail;
+  const bool verbose = IsVerbose(request);
+  const std::string why = verbose && !stats.detail.empty() ? stats.detail : Brief(stats);
   std::string wrong;  // empty: nothing
   if (request.path == "/livez") {
     // A lost group comes back by itself, unless it was given up: then only a new process helps.
@@ -84,7 +94,7 @@ std::optional<OpsReply> AnswerProbe(const OpsRequest& request, const ProbeFacts&
   }
   OpsReply reply;
   if (!wrong.empty()) reply.status = 503;
-  if (IsVerbose(request)) {
+  if (verbose) {
     std::vector<Condition> conditions = {TimerCondition(facts), AdmissionCondition(facts)};
     for (const Dispatcher::GroupStats& group : stats.groups)
       conditions.push_back(GroupCondition(facts, group));

@@ -64,7 +64,7 @@ TEST(Probes, ListEveryConditionWithItsAge) {
 TEST(Probes, TellLivesFromReadiness) {
   ProbeFacts facts = Serving();
   facts.stats.serving = false;
-  facts.stats.detail = "the model is being loaded";
+  facts.stats.groups[0].state = State::kLoading;
   facts.has_been_ready = false;
   EXPECT_EQ(StatusOf("/livez", facts), 200);
   EXPECT_EQ(StatusOf("/readyz", facts), 503);
@@ -77,6 +77,21 @@ TEST(Probes, TellLivesFromReadiness) {
   facts.tick_age = absl::Seconds(11);
   EXPECT_EQ(StatusOf("/livez", facts), 503);
   EXPECT_EQ(StatusOf("/readyz", facts), 200);
+}
+
+// Without "verbose", for which a token may be asked, nothing is told that others need not know.
+TEST(Probes, SayWhyInAFewWords) {
+  ProbeFacts facts = Serving();
+  facts.stats.serving = facts.has_been_ready = false;
+  facts.stats.groups[0].state = State::kLost;
+  facts.stats.groups[0].why_lost =
+      "refused, it has another model: tokenizer (0123456789ab, not ba9876543210)";
+  facts.stats.detail = "the worker group is gone: " + facts.stats.groups[0].why_lost;
+  facts.lives["0"].given_up = true;
+  for (const char* path : {"/livez", "/readyz", "/startupz"}) {
+    EXPECT_EQ(BodyOf(path, facts), "no worker group serves\n");
+    EXPECT_THAT(BodyOf(path, facts, "verbose"), ::testing::HasSubstr("0123456789ab"));
+  }
 }
 
 }  // namespace

@@ -423,6 +423,7 @@ void Dispatcher::OnReady(Group* group, const GroupInfo& info) {
     if (member.state != GroupState::kLoading) return;
     member.state = GroupState::kReady;
     member.since = clock_();
+    member.why_lost.clear();
     member.info = info;
     none_ready_since_ = absl::InfiniteFuture();
   }

@@ -48,7 +48,7 @@ class Dispatcher final : public GroupEvents {
   struct GroupStats {
     std::string name;
     GroupState state = GroupState::kLoading;
-    std::string why_lost;
+    std::string why_lost;  // how its last life ended; empty when it is ready
     int64_t running = 0;
     GroupInfo info;            // when it has been ready
     absl::Duration state_age;  // in this state for so long

@@ -229,6 +229,11 @@ TEST_F(DispatcherTest, LostGroupFailsEverything) {
   EXPECT_EQ(stats.groups[0].why_lost, "exited with code 1");
   dispatcher_.ExplainLoss(&group_, "was killed");
   EXPECT_THAT(dispatcher_.GetStats().detail, HasSubstr("was killed"));
+  // What has been is told until it is over.
+  dispatcher_.Revive(&group_);
+  EXPECT_EQ(dispatcher_.GetStats().groups[0].why_lost, "was killed");
+  Ready(1);
+  EXPECT_EQ(dispatcher_.GetStats().groups[0].why_lost, "");
 }
 
 TEST_F(DispatcherTest, ShutDownFailsEverything) {

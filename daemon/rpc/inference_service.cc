@@ -470,7 +470,9 @@ void InferenceService::Impl::FillLoad(v1::GetLoadResponse* response) const {
     v1::GroupLoad* load = response->add_groups();
     load->set_name(group.name);
     load->set_state(StateOf(group.state));
-    load->set_detail(group.why_lost);
+    load->set_detail(group.state == Dispatcher::GroupState::kLoading && !group.why_lost.empty()
+                         ? absl::StrCat("last failure: ", group.why_lost)
+                         : group.why_lost);
     load->set_leader_pid(group.info.pid);
     load->set_running(static_cast<uint32_t>(group.running));
     load->set_state_slots(static_cast<uint32_t>(group.info.max_sequences));

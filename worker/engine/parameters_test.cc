@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
@@ -420,6 +421,25 @@ TEST_F(ParametersTest, AConstraintThatBadWordsForbidSaysSo) {
   const GenerationOutcome outcome = Run(request_);
   EXPECT_EQ(outcome.status.code(), absl::StatusCode::kInvalidArgument) << outcome.status;
   EXPECT_THAT(std::string(outcome.status.message()), ::testing::HasSubstr("constraint"));
+  EXPECT_TRUE(Run(GoldenRequest((*LoadGoldenPrompts())[0])).done);
+}
+
+// More alternatives behind the bracket than are followed.
+TEST_F(ParametersTest, AConstraintThatBecomesTooLargeSaysSo) {
+  std::string schemas = "{}";
+  for (int i = 1; i < 9'990; ++i) schemas += ",{}";
+  request_.constraint.json_schema =
+      absl::StrCat(R"({"type":"array","minItems":1,"items":{"anyOf":[)", schemas, "]}}");
+  GenerationRequest resumed = request_;
+  for (int32_t token = 0; resumed.output_tokens.empty(); ++token) {
+    const auto bytes = pair_.tokenizer->Find(token);
+    if (bytes.ok() && bytes->bytes == "[") resumed.output_tokens = {token};
+  }
+  for (const GenerationRequest& request : {request_, resumed}) {
+    const GenerationOutcome outcome = Run(request);
+    EXPECT_EQ(outcome.status.code(), absl::StatusCode::kResourceExhausted) << outcome.status;
+    EXPECT_EQ(ReasonOf(outcome.status), "CONSTRAINT_TOO_LARGE");
+  }
   EXPECT_TRUE(Run(GoldenRequest((*LoadGoldenPrompts())[0])).done);
 }
 

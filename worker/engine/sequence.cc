@@ -7,6 +7,14 @@
 #include "base/status.h"
 
 namespace dflash {
+namespace {
+
+absl::Status ConstraintTooLarge() {
+  return WithReason(absl::ResourceExhaustedError("constraint: it has become too large to be followed"),
+                    "CONSTRAINT_TOO_LARGE");
+}
+
+}  // namespace
 
 absl::Status Sequence::Prepare(const SequenceParts& parts) {
   DFLASH_ASSIGN_OR_RETURN(text, TextStream::Create(parts.tokenizer, request));
@@ -25,8 +33,10 @@ bool Sequence::TakeEarlierOutput() {
   for (const int32_t token : request.output_tokens) {
     const bool finished = Advance(token, kept);
     if (!finished && rules != nullptr && rules->HasLostTrack()) {
-      Fail(absl::InvalidArgumentError(absl::StrCat("output to go on: its token ", emitted() - 1, ", id ",
-                                                   token, ", is none that the constraint allows there")));
+      Fail(rules->IsTooLarge() ? ConstraintTooLarge()
+                               : absl::InvalidArgumentError(
+                                     absl::StrCat("output to go on: its token ", emitted() - 1, ", id ",
+                                                  token, ", is none that the constraint allows there")));
       return false;
     }
     if (!finished) continue;
@@ -99,6 +109,10 @@ void Sequence::Emit(const std::vector<int32_t>& tokens, const std::vector<TokenL
   };
   bool finished = false;
   for (int32_t token : tokens) {
+    if (token < 0 && rules != nullptr && rules->IsTooLarge()) {
+      fail(ConstraintTooLarge());
+      return;
+    }
     if (token < 0 && rules != nullptr && rules->AllowsNothing()) {
       fail(
           absl::InvalidArgumentError(absl::StrCat("bad_words and min_tokens forbid all that constraint and "
@@ -123,7 +137,7 @@ void Sequence::Emit(const std::vector<int32_t>& tokens, const std::vector<TokenL
     content.See(token);
     if (finished) break;
     if (rules != nullptr && rules->HasLostTrack()) {
-      fail(absl::ResourceExhaustedError("constraint: it has become too large to be followed"));
+      fail(ConstraintTooLarge());
       return;
     }
   }

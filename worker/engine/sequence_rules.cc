@@ -97,6 +97,15 @@ bool SequenceRules::IsComplete() const {
   return stop_token_ids_.empty() || static_cast<int64_t>(output_.size()) < min_tokens_;
 }
 
+bool SequenceRules::IsTooLarge() const {
+  if (constraint_ == nullptr || place_.thinks) return false;
+  if (place_.state < 0) return place_.state == GrammarAutomaton::kTooMany;
+  if (constraint_->IsText(place_.state)) return false;
+  // Every beginning of a text goes on somehow: tokens are missing only where the automaton met its bounds.
+  const std::span<const uint32_t> mask = constraint_->Mask(place_.state);
+  return std::all_of(mask.begin(), mask.end(), [](uint32_t word) { return word == 0; });
+}
+
 bool SequenceRules::AllowsNothing() const {
   RuleBatch batch;
   batch.rows.resize(1);

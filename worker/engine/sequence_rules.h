@@ -43,8 +43,12 @@ class SequenceRules {
   // No token may follow, whatever its logit: what the constraint or the end of thinking leaves is forbidden
   // by bad words or, before min_tokens, as an end token.
   bool AllowsNothing() const;
-  // The constraint has become too large to be followed further.
+  // Nothing is known of what may follow: the output is no beginning that the constraint allows, or the
+  // constraint is too large.
   bool HasLostTrack() const { return constraint_ != nullptr && place_.state < 0; }
+  // The constraint has become too large to be followed further: it is not known where the output stands in
+  // it, or where any token leads.
+  bool IsTooLarge() const;
 
  private:
   // Where a row stands in thinking and in the constraint's language.
