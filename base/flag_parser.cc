@@ -37,6 +37,18 @@ Setter SetInteger(Number min, Number max, Target* target) {
   };
 }
 
+Setter SetIntegerOrZero(int64_t min, int64_t max, int64_t* target) {
+  const Setter in_range = SetInteger(min, max, target);
+  return [=](const std::string& text) -> absl::Status {
+    if (text == "0") {
+      *target = 0;
+      return absl::OkStatus();
+    }
+    if (in_range(text).ok()) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat("must be 0 or a whole number from ", min, " to ", max));
+  };
+}
+
 template <typename Target>
 Setter SetNumber(double min, double max, Target* target) {
   return [=](const std::string& text) -> absl::Status {
@@ -106,6 +118,11 @@ void FlagParser::Integer(std::string name, std::string value, std::string help, 
   AddNumber(std::move(name), std::move(value), std::move(help), SetInteger(min, max, target), target);
 }
 
+void FlagParser::IntegerOrZero(std::string name, std::string value, std::string help, int64_t min,
+                               int64_t max, int64_t* target) {
+  AddNumber(std::move(name), std::move(value), std::move(help), SetIntegerOrZero(min, max, target), target);
+}
+
 void FlagParser::Integer(std::string name, std::string value, std::string help, int64_t min, int64_t max,
                          std::optional<int64_t>* target) {
   AddNumber(std::move(name), std::move(value), std::move(help), SetInteger(min, max, target), target);
@@ -149,6 +166,26 @@ void FlagParser::Address(std::string name, std::string help, int min_port, std::
          if (!parsed.ok() || parsed->second < min_port) {
            return absl::InvalidArgumentError(
                absl::StrCat("must be HOST:PORT with a port from ", min_port, " to 65535"));
+         }
+         *target = text;
+         return absl::OkStatus();
+       },
+       .show = Show(target)});
+}
+
+void FlagParser::AddressOrSocket(std::string name, std::string help, std::string* target) {
+  static constexpr std::string_view kSocket = "unix:";
+  static constexpr size_t kMaxPath = 107;  // bytes that a socket's name has room for
+  Add({.name = std::move(name),
+       .value = "ADDRESS",
+       .help = std::move(help),
+       .default_text = *target,
+       .set = [target](const std::string& text) -> absl::Status {
+         const bool is_socket = text.starts_with(kSocket);
+         const size_t path = is_socket ? text.size() - kSocket.size() : 0;
+         if (is_socket ? path == 0 || path > kMaxPath : !text.empty() && !SplitHostPort(text).ok()) {
+           return absl::InvalidArgumentError(
+               absl::StrCat("must be HOST:PORT, or unix:PATH of at most ", kMaxPath, " bytes"));
          }
          *target = text;
          return absl::OkStatus();
@@ -304,6 +341,17 @@ std::string FlagParser::Help() const {
     absl::StrAppend(&list, "\n");
   }
   return absl::StrCat(usage, " [flags]\n", summary_, "\n\n", list, "  --help, --version\n");
+}
+
+std::optional<std::string> EarlyValue(int argc, const char* const* argv, std::string_view flag) {
+  for (int i = 1; i < argc; ++i) {
+    std::string_view word = argv[i];
+    if (!word.starts_with("--") || !word.substr(2).starts_with(flag)) continue;
+    word.remove_prefix(2 + flag.size());
+    if (word.starts_with('=')) return std::string(word.substr(1));
+    if (word.empty() && i + 1 < argc) return std::string(argv[i + 1]);
+  }
+  return std::nullopt;
 }
 
 }  // namespace dflash

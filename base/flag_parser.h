@@ -34,8 +34,13 @@ class FlagParser {
                std::optional<uint64_t>* target);
   void Number(std::string name, std::string value, std::string help, double min, double max,
               std::optional<double>* target);
+  // 0, which stands for "not said", or a whole number in [min, max].
+  void IntegerOrZero(std::string name, std::string value, std::string help, int64_t min, int64_t max,
+                     int64_t* target);
   // HOST:PORT with a port in [min_port, 65535] (base/host_port.h).
   void Address(std::string name, std::string help, int min_port, std::string* target);
+  // HOST:PORT, unix:PATH, or nothing.
+  void AddressOrSocket(std::string name, std::string help, std::string* target);
   // Alone it makes the target true; "--name=true" and "--name=false" say it in full.
   void Switch(std::string name, std::string help, bool* target);
   // An argument without dashes, in the order of registration. Required.
@@ -96,5 +101,9 @@ class FlagParser {
   std::string summary_;
   std::vector<Flag> flags_;
 };
+
+// What a command line says of a flag that has a value, read before the command line is known to be right: for
+// what decides how errors of the command line are said. nullopt: nothing.
+std::optional<std::string> EarlyValue(int argc, const char* const* argv, std::string_view flag);
 
 }  // namespace dflash

@@ -79,6 +79,44 @@ TEST(FlagParser, NamesWhatIsWrong) {
   }
 }
 
+TEST(FlagParser, ZeroAndSocketsWhereTheyMayBe) {
+  const auto parse = [](const char* flag, const char* value) {
+    int64_t rows = 5;
+    std::string address = "a:1";
+    FlagParser parser("program", "Does things.");
+    parser.IntegerOrZero("rows", "N", "How many.", 64, 128, &rows);
+    parser.AddressOrSocket("listen", "Where.", &address);
+    FlagParser::Outcome outcome;
+    const char* const arguments[] = {"program", flag, value};
+    const absl::Status status = parser.Parse(3, arguments, &outcome);
+    return status.ok() ? std::to_string(rows) + " " + address : std::string(status.message());
+  };
+  EXPECT_EQ(parse("--rows", "0"), "0 a:1");
+  EXPECT_EQ(parse("--rows", "64"), "64 a:1");
+  for (const char* wrong : {"63", "129", "-1", "x", "00"})
+    EXPECT_EQ(parse("--rows", wrong),
+              std::string("--rows must be 0 or a whole number from 64 to 128, not '") + wrong + "'");
+  for (const char* right : {"", "[::1]:0", "unix:/run/x.sock"})
+    EXPECT_EQ(parse("--listen", right), std::string("5 ") + right);
+  const std::string longest = "unix:/" + std::string(106, 'x'), longer = longest + "x";
+  EXPECT_EQ(parse("--listen", longest.c_str()), "5 " + longest);
+  for (const char* wrong : {"nonsense", "unix:", "a:65536", longer.c_str()})
+    EXPECT_THAT(parse("--listen", wrong), HasSubstr("--listen must be HOST:PORT, or unix:PATH"));
+}
+
+TEST(EarlyValue, SeesTheFlagInBothForms) {
+  const auto early = [](std::vector<const char*> words) {
+    words.insert(words.begin(), "program");
+    return EarlyValue(static_cast<int>(words.size()), words.data(), "log-format").value_or("nothing");
+  };
+  EXPECT_EQ(early({}), "nothing");
+  EXPECT_EQ(early({"--log-format", "json"}), "json");
+  EXPECT_EQ(early({"--modle", "x", "--log-format=json"}), "json");
+  EXPECT_EQ(early({"--log-format="}), "");
+  EXPECT_EQ(early({"--log-format"}), "nothing");
+  EXPECT_EQ(early({"--log-formats", "json", "log-format"}), "nothing");
+}
+
 TEST(FlagParser, SwitchesOptionalsAndPositionals) {
   bool loud = false;
   std::optional<int64_t> seed;

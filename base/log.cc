@@ -137,18 +137,6 @@ LogFormat ParseLogFormat(std::string_view name) {
   return name == "json" ? LogFormat::kJson : LogFormat::kText;
 }
 
-LogFormat EarlyLogFormat(int argc, const char* const* argv, LogFormat otherwise) {
-  constexpr std::string_view kFlag = "--log-format";
-  for (int i = 1; i < argc; ++i) {
-    std::string_view word = argv[i];
-    if (!word.starts_with(kFlag)) continue;
-    word.remove_prefix(kFlag.size());
-    if (word.starts_with('=')) return ParseLogFormat(word.substr(1));
-    if (word.empty() && i + 1 < argc) return ParseLogFormat(argv[i + 1]);
-  }
-  return otherwise;
-}
-
 spdlog::level::level_enum ParseLogLevel(std::string_view name) {
   if (name == "debug") return spdlog::level::debug;
   if (name == "warn") return spdlog::level::warn;

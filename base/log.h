@@ -29,9 +29,6 @@ void SetUpLog(const std::string& component, LogFormat format, spdlog::level::lev
 LogFormat ParseLogFormat(std::string_view name);
 // "debug", "info", "warn", "error".
 spdlog::level::level_enum ParseLogLevel(std::string_view name);
-// What a command line says of --log-format, read before the command line itself is, so that what is wrong
-// with it is said in that format; `otherwise` where it says nothing.
-LogFormat EarlyLogFormat(int argc, const char* const* argv, LogFormat otherwise);
 
 struct LogField {
   std::string_view key;  // a constant, [a-z_]+

@@ -76,18 +76,5 @@ TEST_F(LogTest, LevelsAndNotices) {
   EXPECT_EQ(ParseLogLevel("warn"), spdlog::level::warn);
 }
 
-TEST(EarlyLogFormat, SeesTheFlagInBothForms) {
-  const auto early = [](std::vector<const char*> words) {
-    words.insert(words.begin(), "program");
-    return EarlyLogFormat(static_cast<int>(words.size()), words.data(), LogFormat::kText);
-  };
-  EXPECT_EQ(early({}), LogFormat::kText);
-  EXPECT_EQ(early({"--log-format", "json"}), LogFormat::kJson);
-  EXPECT_EQ(early({"--modle", "x", "--log-format=json"}), LogFormat::kJson);
-  EXPECT_EQ(early({"--log-format=text"}), LogFormat::kText);
-  EXPECT_EQ(early({"--log-format"}), LogFormat::kText);
-  EXPECT_EQ(early({"--log-formats", "json"}), LogFormat::kText);
-}
-
 }  // namespace
 }  // namespace dflash

@@ -495,13 +495,11 @@ int main(int argc, char** argv) {
   std::signal(SIGPIPE, SIG_IGN);
   std::signal(SIGXFSZ, SIG_IGN);
   dflash::RaiseDescriptorLimit();
-  const char* format = std::getenv("DFLASHD_LOG_FORMAT");
-  dflash::SetUpLog(
-      dflash::kProgram,
-      dflash::EarlyLogFormat(argc, argv, dflash::ParseLogFormat(format == nullptr ? "" : format)),
-      spdlog::level::info);
-  dflash::TakeGrpcLog();
   try {
+    dflash::SetUpLog(dflash::kProgram,
+                     dflash::ParseLogFormat(dflash::EarlyLogFormat(argc, argv, dflash::Environment())),
+                     spdlog::level::info);
+    dflash::TakeGrpcLog();
     return dflash::Main(argc, argv);
   } catch (const std::exception& error) {  // a library's exception that nobody converted
     spdlog::critical("unexpected exception: {}", error.what());

@@ -1,11 +1,14 @@
 #include "daemon/settings.h"
 
+#include <algorithm>
 #include <cctype>
+#include <iterator>
 #include <regex>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "base/defect_names.h"
 #include "base/flag_parser.h"
 #include "base/host_port.h"
 #include "base/json_object.h"
@@ -28,9 +31,10 @@ FlagParser MakeParser(Settings& settings) {
   parser.Address("listen", "where gRPC clients connect; port 0 takes a free one", 0, &settings.listen);
   parser.Address("ops-listen", "where /metrics, /livez, /readyz are served over HTTP", 0,
                  &settings.ops_listen);
-  parser.Text("admin-listen", "ADDRESS",
-              "where operators connect with gRPC: HOST:PORT, or unix:PATH for this user only; empty: nowhere",
-              &settings.admin_listen);
+  parser.AddressOrSocket(
+      "admin-listen",
+      "where operators connect with gRPC: HOST:PORT, or unix:PATH for this user only; empty: nowhere",
+      &settings.admin_listen);
   parser.Text("tls-cert", "FILE",
               "PEM chain of the gRPC ports; it and the next two are watched and may change",
               &settings.tls_cert);
@@ -141,9 +145,9 @@ FlagParser MakeParser(Settings& settings) {
       "share of the device's memory for the worker in all; without cache-tokens the caches take what "
       "is left of it. 0: not said",
       0, 1, &settings.memory_fraction);
-  parser.Integer("max-prefill-tokens", "N",
-                 "prompt tokens in one step, at least 64; 0: what suits the backend", 0, 65536,
-                 &settings.max_prefill_tokens);
+  parser.IntegerOrZero("max-prefill-tokens", "N",
+                       "prompt tokens in one step, at least 64; 0: what suits the backend", 64, 65536,
+                       &settings.max_prefill_tokens);
   parser.Choice(
       "block-length", {"by-load", "whole"},
       "by-load: a round verifies as many drafts as give most tokens a second, whole: all of a block",
@@ -161,8 +165,10 @@ FlagParser MakeParser(Settings& settings) {
                 &settings.allow_unlisted_keys);
   parser.Text("worker", "PATH", "worker program; default: dflash-worker beside this program",
               &settings.worker);
-  parser.Text("inject-defect", "NAME", "plant a known integration defect (test builds only)",
-              &settings.defect);
+  std::vector<std::string> defects = {"none"};
+  defects.insert(defects.end(), std::begin(kDefectNames), std::end(kDefectNames));
+  parser.Choice("inject-defect", std::move(defects),
+                "a known integration defect for the worker to plant (test builds only)", &settings.defect);
   return parser;
 }
 
@@ -287,6 +293,37 @@ absl::Status CheckSettings(const Settings& settings) {
 
 std::vector<std::string> LeadersOf(const Settings& settings) {
   return absl::StrSplit(settings.connect, ',', absl::SkipEmpty());
+}
+
+std::string EarlyLogFormat(int argc, const char* const* argv,
+                           const std::map<std::string, std::string>& environment) {
+  const auto said = [&](const std::string& key) {
+    const auto variable = environment.find(VariableOf(key));
+    std::optional<std::string> value = EarlyValue(argc, argv, key);
+    return value.has_value() || variable == environment.end() ? value : variable->second;
+  };
+  const std::string key = "log-format";
+  if (const auto format = said(key); format.has_value()) return *format;
+  const absl::StatusOr<std::string> text = ReadFile(said("config").value_or(""), kMaxConfigBytes);
+  if (!text.ok()) return "";
+  if (const auto entries = ParseConfig(*text, ""); entries.ok()) {
+    for (const ConfigEntry& entry : *entries) {
+      if (entry.key == key) return entry.value;
+    }
+    return "";
+  }
+  // A file with an error somewhere, but hardly in this entry.
+  const auto bare = [](absl::string_view word) {
+    constexpr char kAround[] = " \t\r\"'";
+    const size_t begin = std::min(word.find_first_not_of(kAround), word.size());
+    return word.substr(begin, word.find_last_not_of(kAround) + 1 - begin);
+  };
+  for (const absl::string_view entry : absl::StrSplit(*text, absl::ByAnyChar("\n,{}"))) {
+    const std::pair<absl::string_view, absl::string_view> parts =
+        absl::StrSplit(entry, absl::MaxSplits(':', 1));
+    if (bare(parts.first) == key) return std::string(bare(parts.second.substr(0, parts.second.find('#'))));
+  }
+  return "";
 }
 
 absl::StatusOr<CommandLine> ReadSettings(int argc, const char* const* argv,

@@ -66,7 +66,7 @@ struct Settings {
   bool allow_unlisted_keys = false;
   std::string self_test = "auto";
   std::string golden;  // bundle for the self-test; empty: beside the drafter
-  std::string defect;
+  std::string defect = "none";
 };
 
 struct CommandLine {
@@ -85,6 +85,12 @@ struct CommandLine {
 // file and line; a key that does not exist; errors of ParseConfig and ReadFile.
 absl::StatusOr<CommandLine> ReadSettings(int argc, const char* const* argv,
                                          const std::map<std::string, std::string>& environment);
+
+// What --log-format is to be for errors of ReadSettings: what a flag, the environment or the file says, the
+// first of them that says something, as far as it can be read before anything is known to be right. Empty:
+// nothing is said. It need not be one of the formats.
+std::string EarlyLogFormat(int argc, const char* const* argv,
+                           const std::map<std::string, std::string>& environment);
 
 // The addresses of --connect.
 std::vector<std::string> LeadersOf(const Settings& settings);

@@ -138,6 +138,40 @@ TEST_F(SettingsTest, PrintConfigRefusesWhatAStartRefuses) {
   EXPECT_THAT(error({"--model", "m", "--connect", "a", "--group-secret-file", "f"}), HasSubstr("--connect"));
   EXPECT_THAT(error({"--model", "m", "--connect", ",", "--group-secret-file", "f"}),
               HasSubstr("--connect names nobody"));
+  EXPECT_THAT(error({"--model", "m", "--max-prefill-tokens", "10"}),
+              HasSubstr("--max-prefill-tokens must be 0 or a whole number from 64 to"));
+  EXPECT_THAT(error({"--model", "m", "--admin-listen", "nonsense"}),
+              HasSubstr("--admin-listen must be HOST:PORT, or unix:PATH"));
+  EXPECT_THAT(error({"--model", "m", "--inject-defect", "nonsense"}),
+              HasSubstr("--inject-defect must be one of none|offset0|"));
+  WriteFile("model: m\nadmin-listen: nonsense\n");
+  EXPECT_THAT(error({"--config", path_.c_str()}), HasSubstr(path_ + ":2: admin-listen must be"));
+}
+
+TEST_F(SettingsTest, HowErrorsAreSaidIsReadFirst) {
+  const auto format = [&](std::vector<const char*> arguments) {
+    arguments.insert(arguments.begin(), "dflashd");
+    return EarlyLogFormat(static_cast<int>(arguments.size()), arguments.data(), environment_);
+  };
+  const auto of_file = [&](const std::string& text) {
+    WriteFile(text);
+    return format({"--modle", "x", "--config", path_.c_str()});
+  };
+  EXPECT_EQ(format({}), "");
+  EXPECT_EQ(of_file("model: 'log-format: text'\nlog-format: json\n"), "json");
+  EXPECT_EQ(of_file("model: m\n# log-format: json\n"), "");
+  // Files that do not parse.
+  EXPECT_EQ(of_file("model: 'm\n  \"log-format\" : 'json' # here\n"), "json");
+  EXPECT_EQ(of_file("tp: [\n#log-format: json\n"), "");
+  EXPECT_EQ(of_file("{\"tp\": 1, \"log-format\":\"json\", "), "json");
+  EXPECT_EQ(of_file(std::string(100'000, ' ') + ":,,:{\x01"), "");
+  // As for every key.
+  WriteFile("log-format: json\n");
+  environment_ = {{"DFLASHD_CONFIG", path_}};
+  EXPECT_EQ(format({}), "json");
+  environment_["DFLASHD_LOG_FORMAT"] = "text";
+  EXPECT_EQ(format({}), "text");
+  EXPECT_EQ(format({"--log-format=json"}), "json");
 }
 
 TEST_F(SettingsTest, HelpIsThereWhateverElseIsWrong) {

@@ -62,7 +62,7 @@ std::vector<std::string> WorkerCommand(const std::filesystem::path& worker, cons
   if (settings.self_test != "auto") command.insert(command.end(), {"--self-test", settings.self_test});
   if (!settings.golden.empty()) command.insert(command.end(), {"--golden", settings.golden});
   if (settings.allow_unlisted_keys) command.emplace_back("--allow-unlisted-config-keys");
-  if (!settings.defect.empty()) command.insert(command.end(), {"--inject-defect", settings.defect});
+  if (settings.defect != "none") command.insert(command.end(), {"--inject-defect", settings.defect});
   return command;
 }
 

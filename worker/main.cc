@@ -31,6 +31,7 @@
 #include "base/status.h"
 #include "kernels/device/stream.h"
 #include "spdlog/spdlog.h"
+#include "worker/defects/defects.h"
 #include "worker/launcher.h"
 #include "worker/load_group.h"
 #include "worker/membership.h"
@@ -84,7 +85,7 @@ FlagParser MakeParser(Flags& flags) {
   parser.Text("model", "DIR", "folder of the target's checkpoint", &flags.group.model);
   parser.Text("draft-model", "DIR", "folder of the drafter's checkpoint; empty: no drafter",
               &flags.group.draft_model);
-  parser.Text("listen", "ADDRESS", "unix:PATH or HOST:PORT for the coordinator", &flags.listen);
+  parser.AddressOrSocket("listen", "unix:PATH or HOST:PORT for the coordinator", &flags.listen);
   parser.Choice("speculation", {"dflash", "off"}, "what requests get that do not choose", &flags.speculation);
   parser.Choice(
       "self-test", {"auto", "off", "warn"},
@@ -107,9 +108,9 @@ FlagParser MakeParser(Flags& flags) {
                 "share of the device's memory for this worker in all; without --cache-tokens the caches take "
                 "what is left of it. 0: not said",
                 0, 1, &flags.group.memory_fraction);
-  parser.Integer("max-prefill-tokens", "N",
-                 "prompt tokens in one step, at least 64; 0: what suits the backend", 0, 65536,
-                 &flags.group.max_prefill_tokens);
+  parser.IntegerOrZero("max-prefill-tokens", "N",
+                       "prompt tokens in one step, at least 64; 0: what suits the backend", 64, 65536,
+                       &flags.group.max_prefill_tokens);
   parser.Choice(
       "block-length", {"by-load", "whole"},
       "by-load: a round verifies as many drafts as give most tokens a second, whole: all of a block",
@@ -593,6 +594,13 @@ int Main(int argc, char** argv) {
   }
   if (flags.group.model.empty())
     return Fail(kExitBadFlags, absl::InvalidArgumentError("--model is required"));
+  const std::vector<std::string> defects = DefectNames();
+  if (!flags.group.defect.empty() &&
+      std::find(defects.begin(), defects.end(), flags.group.defect) == defects.end()) {
+    return Fail(kExitBadFlags, absl::InvalidArgumentError(absl::StrCat(
+                                   "--inject-defect: ", defects.empty() ? "not in this build" : "unknown: ",
+                                   defects.empty() ? "" : flags.group.defect)));
+  }
   // A worker gets tokens: it would plant nothing.
   if (flags.group.defect == "thinking-flag")
     return Fail(kExitBadFlags,
@@ -617,7 +625,8 @@ int main(int argc, char** argv) {
   sigemptyset(&blocked);
   for (int number : {SIGTERM, SIGINT, SIGUSR1}) sigaddset(&blocked, number);
   pthread_sigmask(SIG_BLOCK, &blocked, nullptr);  // before any thread exists
-  dflash::SetUpLog(dflash::kProgram, dflash::EarlyLogFormat(argc, argv, dflash::LogFormat::kText),
+  dflash::SetUpLog(dflash::kProgram,
+                   dflash::ParseLogFormat(dflash::EarlyValue(argc, argv, "log-format").value_or("")),
                    spdlog::level::info);
   dflash::TakeGrpcLog();
   try {

@@ -117,6 +117,13 @@ TEST(LogLines, AreJsonWhereAStartFails) {
               HasSubstr("dflash-worker error --rank"));
   EXPECT_THAT(last({"/usr/bin/env", "DFLASHD_LOG_FORMAT=json", DflashdPath(), "--modle", "x"}),
               HasSubstr("dflashd error unknown flag"));
+  const std::string config = ::testing::TempDir() + "log_lines_test." + std::to_string(getpid()) + ".yaml";
+  std::ofstream(config) << "log-format: json\nmodle: x\n";
+  EXPECT_THAT(last({DflashdPath(), "--config", config}),
+              HasSubstr("dflashd error " + config + ":2: unknown key modle"));
+  EXPECT_THAT(last({DflashdPath(), "--config", config, "--tp", "x"}),
+              HasSubstr("dflashd error --tp must be"));
+  std::remove(config.c_str());
 }
 
 }  // namespace

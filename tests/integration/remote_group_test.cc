@@ -303,6 +303,9 @@ TEST_F(RemoteGroup, BadCommandLines) {
     return ran.output;
   };
   EXPECT_THAT(output({}), HasSubstr("--listen is required"));
+  EXPECT_THAT(output({"--max-prefill-tokens", "10"}), HasSubstr("--max-prefill-tokens must be"));
+  EXPECT_THAT(output({"--listen", "nonsense"}), HasSubstr("--listen must be"));
+  EXPECT_THAT(output({"--inject-defect", "nonsense"}), HasSubstr("--inject-defect"));
   EXPECT_THAT(output({"--rank", "1"}), HasSubstr("--rank is the launcher's to say"));
   EXPECT_THAT(output({"--tp", "3", "--hosts", "2"}), HasSubstr("--tp 3 does not divide by --hosts 2"));
   EXPECT_THAT(output({"--tp", "2", "--hosts", "2"}), HasSubstr("--group-socket tcp:HOST:PORT"));

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/defect_names.h"
 #include "base/status.h"
 #include "kernels/device/buffer.h"
 #include "worker/draft/forwarding_drafter.h"
@@ -251,6 +252,15 @@ constexpr Defect kDefects[] = {{"offset0", TapsOneTooLow},
                                {"zero-head", nullptr, Make<ZeroHead>},
                                {"mask-stripped", nullptr, MakeStripsMask},
                                {kThinkingFlag}};
+
+constexpr bool HaveTheirNames() {
+  if (std::size(kDefects) != std::size(kDefectNames)) return false;
+  for (size_t i = 0; i < std::size(kDefects); ++i) {
+    if (kDefects[i].name != kDefectNames[i]) return false;
+  }
+  return true;
+}
+static_assert(HaveTheirNames(), "base/defect_names.h has other defects");
 
 absl::StatusOr<Defect> Find(const std::string& name) {
   for (const Defect& defect : kDefects) {
