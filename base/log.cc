@@ -20,6 +20,8 @@ namespace {
 constexpr char kFieldsFollow = '\x1f';
 
 std::atomic<LogFormat> log_format = LogFormat::kText;
+// As nobody has changed it: a level that ChangeLogLevel never sets.
+std::atomic<spdlog::level::level_enum> changed_level = spdlog::level::n_levels;
 
 // `text` as it may stand inside a JSON string. Bytes that are not ASCII stay as they are: what is logged is
 // UTF-8 already, and a reader copes with what is not.
@@ -141,6 +143,23 @@ spdlog::level::level_enum ParseLogLevel(std::string_view name) {
   if (name == "debug") return spdlog::level::debug;
   if (name == "warn") return spdlog::level::warn;
   return name == "error" ? spdlog::level::err : spdlog::level::info;
+}
+
+void ChangeLogLevel(spdlog::level::level_enum level) {
+  changed_level = level;
+  spdlog::set_level(level);
+}
+
+std::string ChangedLogLevel() {
+  const spdlog::level::level_enum level = changed_level;
+  return level == spdlog::level::n_levels ? "" : NameOf(level);
+}
+
+void FollowLogLevel(std::string_view name) {
+  const spdlog::level::level_enum level = ParseLogLevel(name);
+  if (name != NameOf(level) || changed_level == level) return;
+  ChangeLogLevel(level);
+  spdlog::default_logger()->log(spdlog::level::off, "the log level is now {}", NameOf(level));
 }
 
 void LogEvent(spdlog::level::level_enum level, std::string_view message,

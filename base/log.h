@@ -30,6 +30,14 @@ LogFormat ParseLogFormat(std::string_view name);
 // "debug", "info", "warn", "error".
 spdlog::level::level_enum ParseLogLevel(std::string_view name);
 
+// Changes which messages are logged while the process runs. Any thread.
+void ChangeLogLevel(spdlog::level::level_enum level);
+// The level that was last set so, as ParseLogLevel reads it; empty: that of SetUpLog is still in force.
+std::string ChangedLogLevel();
+// Changes the level to what ChangedLogLevel says in the process that directs this one, and says so in the
+// log, whatever the level, where it is another than before. Anything that is no level changes nothing.
+void FollowLogLevel(std::string_view name);
+
 struct LogField {
   std::string_view key;  // a constant, [a-z_]+
   std::variant<std::string, int64_t, double> value;

@@ -76,5 +76,25 @@ TEST_F(LogTest, LevelsAndNotices) {
   EXPECT_EQ(ParseLogLevel("warn"), spdlog::level::warn);
 }
 
+TEST_F(LogTest, FollowsTheLevelOfAnotherProcess) {
+  SetUp(LogFormat::kText);
+  const std::string before = ChangedLogLevel();
+  for (const char* nothing : {"", "loud", "INFO"}) FollowLogLevel(nothing);
+  EXPECT_EQ(ChangedLogLevel(), before);
+  EXPECT_EQ(out_.str(), "");
+  FollowLogLevel("error");
+  EXPECT_EQ(ChangedLogLevel(), "error");
+  EXPECT_EQ(spdlog::get_level(), spdlog::level::err);
+  EXPECT_THAT(out_.str(), EndsWith(" info dflashd: the log level is now error\n"));
+  out_.str("");
+  FollowLogLevel("error");
+  EXPECT_EQ(out_.str(), "") << "once";
+  ChangeLogLevel(spdlog::level::debug);
+  EXPECT_EQ(ChangedLogLevel(), "debug");
+  FollowLogLevel("error");
+  EXPECT_EQ(spdlog::get_level(), spdlog::level::err);
+  ChangeLogLevel(spdlog::level::info);
+}
+
 }  // namespace
 }  // namespace dflash

@@ -104,8 +104,9 @@ class Launcher {
     absl::MutexLock lock(&mutex_);
     const auto over = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return ending_ || !exits_.empty(); };
     mutex_.Await(absl::Condition(&over));
+    // Only the leader has anything to end in order, and ends the whole group so.
+    if (ending_ && options_.host_index > 0) return std::nullopt;
     if (ending_) {
-      // The leader ends the group in order; ranks of other hosts hear it from theirs.
       mutex_.Unlock();
       for (const auto& child : children_) child->Signal(SIGTERM);
       mutex_.Lock();

@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <exception>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -20,8 +21,10 @@
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "base/exit_codes.h"
 #include "base/flag_parser.h"
@@ -270,25 +273,43 @@ RankReady Readiness(const Group& group) {
   return ready;
 }
 
-// Takes SIGTERM and SIGINT, which are blocked in every thread (main), until it goes out of scope.
+// Takes SIGTERM and SIGINT, which are blocked in every thread (main), until it goes out of scope. Until it is
+// told what to do with them they end the process: a rank that waits for others, or loads, has nothing to end
+// in order.
 class SignalThread {
  public:
-  explicit SignalThread(std::function<void()> on_end)
-      : thread_([on_end = std::move(on_end)] {
-          sigset_t set;
-          sigemptyset(&set);
-          for (int number : {SIGTERM, SIGINT, SIGUSR1}) sigaddset(&set, number);
-          int number = 0;
-          sigwait(&set, &number);
-          if (number != SIGUSR1) on_end();
-        }) {}
+  SignalThread() : thread_([this] { Run(); }) {}
   ~SignalThread() {
     pthread_kill(thread_.native_handle(), SIGUSR1);
     thread_.join();
   }
+  // No earlier action runs any more when this returns.
+  void SetAction(std::function<void()> action) {
+    absl::MutexLock lock(&mutex_);
+    action_ = std::move(action);
+  }
 
  private:
-  std::thread thread_;
+  void Run() {
+    sigset_t set;
+    sigemptyset(&set);
+    for (int number : {SIGTERM, SIGINT, SIGUSR1}) sigaddset(&set, number);
+    for (;;) {
+      int number = 0;
+      sigwait(&set, &number);
+      if (number == SIGUSR1) return;
+      absl::MutexLock lock(&mutex_);
+      action_();
+    }
+  }
+
+  absl::Mutex mutex_;
+  std::function<void()> action_ ABSL_GUARDED_BY(mutex_) = [] {
+    spdlog::info("ended by a signal before it served");
+    spdlog::default_logger()->flush();
+    _exit(kExitOk);
+  };
+  std::thread thread_;  // the last: it uses the others
 };
 
 // The bundle for the self-test; nullopt: there is none to be run.
@@ -365,7 +386,7 @@ absl::Status TestItself(const Flags& flags, const std::optional<golden::GoldenBu
 }
 
 // Rank 0: loads, then runs the engine until the coordinator or a signal ends it.
-int Lead(const Flags& flags, Membership& membership) {
+int Lead(const Flags& flags, Membership& membership, SignalThread& signals) {
   const absl::Time load_deadline = absl::Now() + absl::Seconds(flags.load_timeout_seconds);
   const absl::StatusOr<std::optional<golden::GoldenBundle>> bundle = BundleForSelfTest(flags);
   if (!bundle.ok()) return Fail(kExitBadModel, bundle.status());
@@ -404,12 +425,10 @@ int Lead(const Flags& flags, Membership& membership) {
                             (*engine)->Stop();
                           });
   if (!server.ok()) return Fail(kExitCannotListen, server.status());
-  absl::Status ended;
-  {
-    const SignalThread signals([&] { (*engine)->Stop(); });
-    spdlog::info("loaded; waits for the coordinator on {}", flags.listen);
-    ended = (*engine)->Run();
-  }
+  signals.SetAction([&] { (*engine)->Stop(); });
+  spdlog::info("loaded; waits for the coordinator on {}", flags.listen);
+  const absl::Status ended = (*engine)->Run();
+  signals.SetAction([] {});  // it ends already
   server->reset();
   if (membership.hub != nullptr) membership.hub->End(ended);
   if (!ended.ok()) return Fail(kExitEngineFailed, ended);
@@ -420,7 +439,7 @@ int Lead(const Flags& flags, Membership& membership) {
 constexpr absl::Duration kPlanPatience = absl::Milliseconds(50);
 
 // Any other rank: loads its share, then carries out plans until the leader ends the group.
-int Follow(const Flags& flags, Membership& membership) {
+int Follow(const Flags& flags, Membership& membership, SignalThread& signals) {
   const auto give_up = [&](ExitCode code, const absl::Status& status) {
     membership.link->Abort(status);
     return Fail(code, status);
@@ -435,6 +454,7 @@ int Follow(const Flags& flags, Membership& membership) {
     return Fail(kExitRankLost, sent);
   if (absl::Status warm = (*follower)->WarmUp(Group::kWarmSequences); !warm.ok())
     return give_up(kExitEngineFailed, warm);
+  signals.SetAction([] {});  // from now on the leader ends the group
   for (;;) {
     // The leader has nothing more to do for now: what still runs is waited for here.
     if ((*follower)->has_rounds_in_flight() && !membership.link->AwaitPlan(kPlanPatience)) {
@@ -451,6 +471,9 @@ int Follow(const Flags& flags, Membership& membership) {
 
 int Serve(Flags& flags) {
   const RankChannelOptions& channel = flags.membership.channel;
+  SignalThread signals;
+  if (channel.size > 1)
+    spdlog::info("rank {} of {} waits for the others at {}", flags.rank, channel.size, channel.address);
   // Ranks have nothing to save: one that lost the others ends at once, whatever its threads wait for, and
   // whoever supervises the group starts it again.
   absl::StatusOr<Membership> membership =
@@ -466,7 +489,7 @@ int Serve(Flags& flags) {
     if (!membership->note.empty()) spdlog::info("{}", membership->note);
   }
   flags.group.communicator = membership->communicator.get();
-  return flags.rank == 0 ? Lead(flags, *membership) : Follow(flags, *membership);
+  return flags.rank == 0 ? Lead(flags, *membership, signals) : Follow(flags, *membership, signals);
 }
 
 // The flags that make this process a rank, from text to what JoinGroup takes.

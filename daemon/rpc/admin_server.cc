@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
+#include "base/log.h"
 #include "base/status.h"
 #include "daemon/request/request_error.h"
 #include "daemon/rpc/diagnosis.h"
@@ -198,7 +199,7 @@ class AdminServer::Impl final : public v1::AdminService::Service {
       return ToGrpcStatus(BadParameter("level", "must be one of debug, info, warn, error"));
     response->set_previous(LevelOf(spdlog::get_level()));
     Audit(*context, *caller, absl::StrCat("SetLogLevel ", v1::LogLevel_Name(request->level())));
-    spdlog::set_level(level);
+    ChangeLogLevel(level);  // groups follow: their heartbeats say it
     return grpc::Status::OK;
   }
 

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "base/group_secret.h"
+#include "base/log.h"
 #include "daemon/rpc/worker_messages.h"
 #include "dflash/worker/v1/worker.grpc.pb.h"
 
@@ -193,6 +194,7 @@ class GroupClient::Impl final : public grpc::ClientBidiReactor<wire::ServeReques
       if (broken_) continue;
       wire::ServeRequest message;
       message.mutable_heartbeat()->set_seq(++seq);
+      message.mutable_heartbeat()->set_log_level(ChangedLogLevel());
       outgoing_.push_back(std::move(message));
       WriteNext();
     }

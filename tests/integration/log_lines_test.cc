@@ -51,6 +51,15 @@ LogLines ReadLog(const std::string& path) {
   return lines;
 }
 
+constexpr char kLevelFollowed[] = "\"component\":\"dflash-worker\",\"msg\":\"the log level is now debug\"";
+// How many lines of a file have `text`.
+int Count(const std::string& path, const std::string& text) {
+  int count = 0;
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) count += line.find(text) != std::string::npos;
+  return count;
+}
+
 TEST(LogLines, AreJsonWhateverHappens) {
   const std::string log = ::testing::TempDir() + "log_lines_test." + std::to_string(getpid()) + ".log";
   std::ofstream(log).close();
@@ -69,14 +78,17 @@ TEST(LogLines, AreJsonWhateverHappens) {
     bad.mutable_sampling()->set_temperature(-1);
     ctl::Generation nothing;
     EXPECT_FALSE(Generate(server.channel(), bad, kPatience, &nothing).ok());
+    EXPECT_EQ(
+        RunProgram({DflashctlPath(), "log-level", "debug", "--address", server.admin_address()}).exit_code,
+        ctl::kSuccess);
+    EXPECT_TRUE(PollUntil([&] { return Count(log, kLevelFollowed) == 2; })) << "both ranks follow";
     const int pid = server.Load().groups(0).leader_pid();
     ASSERT_GT(pid, 1);
     ASSERT_EQ(kill(pid, SIGKILL), 0);
     ASSERT_TRUE(PollUntil([&] { return server.Load().groups(0).leader_pid() != pid; }));
     ASSERT_TRUE(server.WaitUntilServing());
-    EXPECT_EQ(
-        RunProgram({DflashctlPath(), "log-level", "debug", "--address", server.admin_address()}).exit_code,
-        ctl::kSuccess);
+    EXPECT_TRUE(PollUntil([&] { return Count(log, kLevelFollowed) == 4; }))
+        << "and so do those of the next life";
     OpenStream stream(server.stub(), EndlessRequest());
     EXPECT_TRUE(stream.ReadFirstTokens());
     server.process().Signal(SIGTERM);

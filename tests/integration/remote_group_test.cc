@@ -32,6 +32,8 @@ namespace {
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 
+constexpr char kNotEnded[] = "ranks that do not end are killed";
+
 // Process id of a rank as the launcher's log says it, in its last life.
 int PidOf(const Process& launcher, int rank) {
   const std::string output = launcher.output();
@@ -159,6 +161,18 @@ TEST_F(RemoteGroup, OnTwoHostsEachMayBeLostAndComeBack) {
   second = std::make_unique<Process>(Host(1, secret_));
   ASSERT_TRUE(server.WaitUntilServing()) << first.output() << second->output();
   ExpectAnswers(server);
+  // Neither waits for ranks that nobody ends.
+  second->Signal(SIGTERM);
+  EXPECT_EQ(second->WaitForExit(), 0);
+  EXPECT_EQ(second->output().find(kNotEnded), std::string::npos) << second->output();
+}
+
+TEST_F(RemoteGroup, AnEndBeforeAllAreThereDoesNotWaitForThem) {
+  Process first(Host(0, secret_));
+  ASSERT_TRUE(first.WaitForLine("rank 0 of 2 waits for the others").has_value()) << first.output();
+  first.Signal(SIGTERM);
+  EXPECT_EQ(first.WaitForExit(), 0) << first.output();
+  EXPECT_EQ(first.output().find(kNotEnded), std::string::npos) << first.output();
 }
 
 // A copy of the small target with one thing changed, of which everything else looks the same.

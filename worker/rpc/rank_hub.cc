@@ -16,6 +16,7 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "base/group_secret.h"
+#include "base/log.h"
 #include "base/status.h"
 #include "worker/rpc/rank_channel.h"
 #include "worker/rpc/rank_connection.h"
@@ -414,6 +415,7 @@ class RankHub::Impl : public std::enable_shared_from_this<Impl> {
       if (beat) next_heartbeat_ = now + options_.heartbeat_period;
       wire::RankFrame frame = NewFrame();
       frame.mutable_heartbeat()->set_seq(heartbeats_ += beat);
+      frame.mutable_heartbeat()->set_log_level(ChangedLogLevel());
       for (size_t rank = 1; rank < members_.size(); ++rank) {
         const Member& member = members_[rank];
         if (member.connection == nullptr) continue;

@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/log.h"
 #include "base/status.h"
 #include "worker/rpc/rank_channel.h"
 #include "worker/rpc/rank_connection.h"
@@ -232,8 +233,11 @@ class RankLink::Impl {
       }
     }
     if (frame.has_abort()) return Fault(FromAbort(frame.abort()));
-    if (!frame.has_heartbeat())
+    if (frame.has_heartbeat()) {
+      FollowLogLevel(frame.heartbeat().log_level());
+    } else {
       Fault(absl::InternalError(absl::StrCat("the leader sent a frame of kind ", frame.message_case())));
+    }
   }
 
   void Answer(absl::Status status) {

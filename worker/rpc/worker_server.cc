@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "base/group_secret.h"
+#include "base/log.h"
 #include "dflash/worker/v1/worker.grpc.pb.h"
 #include "worker/rpc/messages.h"
 
@@ -213,6 +214,7 @@ class WorkerServer::Impl::Stream final
                                              request_.cancel().message()));
         break;
       case wire::ServeRequest::kHeartbeat:
+        FollowLogLevel(request_.heartbeat().log_level());
         break;
       case wire::ServeRequest::kShutdown:
         impl_->End(absl::OkStatus());
