@@ -5,6 +5,7 @@
 #include "kernels/attention/attention_backend.h"
 #include "kernels/device/buffer.h"
 #include "kernels/device/describe.h"
+#include "kernels/swiglu/swiglu.h"
 
 namespace dflash {
 namespace {
@@ -65,7 +66,7 @@ absl::Status LoadKeyValue(const KeyValuePool& pool, PageTable table, int64_t slo
 absl::Status Attention(ConstMatrixView q, ConstMatrixView block_k, ConstMatrixView block_v,
                        SegmentList segments, const int32_t* context_starts, PageTable table,
                        const KeyValuePool& pool, const AttentionMask& mask, float scale, Phase phase,
-                       MatrixView out, const Stream& stream, ContextWritten written) {
+                       MatrixView out, const Stream& stream, ContextWritten written, ConstMatrixView gate) {
   DFLASH_RETURN_IF_ERROR(CheckKeyValue("Attention", pool, table, block_k, block_v, q.rows));
   DFLASH_RETURN_IF_ERROR(CheckSegmentList("Attention", segments));
   if (!IsWellFormed(q) || q.dtype != ActivationDType() || q.cols == 0 ||
@@ -75,8 +76,16 @@ absl::Status Attention(ConstMatrixView q, ConstMatrixView block_k, ConstMatrixVi
         absl::StrCat("Attention: queries ", Describe(q), ", output ", Describe(out), ", ", pool.kv_heads,
                      " KV heads x ", pool.head_dim, ", window ", mask.window, ", scale ", scale));
   }
-  return backend::Attention(q, block_k, block_v, segments, context_starts, table, pool, mask, scale, phase,
-                            out, stream, written);
+  const bool has_gate = gate.data != nullptr;
+  if (has_gate && (!IsWellFormed(gate) || gate.dtype != ActivationDType() || gate.rows != q.rows ||
+                   gate.cols != q.cols)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("Attention: queries ", Describe(q), ", gate ", Describe(gate)));
+  }
+  DFLASH_ASSIGN_OR_RETURN(const bool is_gated,
+                          backend::Attention(q, block_k, block_v, segments, context_starts, table, pool, mask,
+                                             scale, phase, out, stream, written, gate));
+  return has_gate && !is_gated ? SigmoidGate(out, gate, stream) : absl::OkStatus();
 }
 
 }  // namespace dflash

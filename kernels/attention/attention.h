@@ -70,12 +70,15 @@ enum class ContextWritten { kAnyTime, kBeforeLastNormAndRope };
 // positions [64 b, 64 b + 64)), inside a block in ascending order, blocks merged in ascending order, and a
 // key has the same bits whether it comes from a page or from the block. So among rows of a phase, a row does
 // not depend on its company, on the number of rows in the step, or on where earlier steps were cut. (How
-// blocks are grouped on the way may differ between the phases, as the arithmetic of Linear does.) Errors:
-// InvalidArgument when shapes disagree or heads is no multiple of kv_heads.
+// blocks are grouped on the way may differ between the phases, as the arithmetic of Linear does.)
+// gate: where there is one, activation dtype [T, heads * head_dim], SigmoidGate (kernels/swiglu) of out and
+// gate follows, with the bits of the two calls; rows outside every segment hold anything afterwards. Written
+// as q is. No aliasing with out. Errors: InvalidArgument when shapes disagree or heads is no multiple of
+// kv_heads.
 absl::Status Attention(ConstMatrixView q, ConstMatrixView block_k, ConstMatrixView block_v,
                        SegmentList segments, const int32_t* context_starts, PageTable table,
                        const KeyValuePool& pool, const AttentionMask& mask, float scale, Phase phase,
                        MatrixView out, const Stream& stream,
-                       ContextWritten written = ContextWritten::kAnyTime);
+                       ContextWritten written = ContextWritten::kAnyTime, ConstMatrixView gate = {});
 
 }  // namespace dflash

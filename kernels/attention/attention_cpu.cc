@@ -218,10 +218,11 @@ absl::Status LoadKeyValue(const KeyValuePool& pool, PageTable table, int64_t slo
   return absl::OkStatus();
 }
 
-absl::Status Attention(ConstMatrixView q, ConstMatrixView block_k, ConstMatrixView block_v,
-                       SegmentList segments, const int32_t* context_starts, PageTable table,
-                       const KeyValuePool& pool, const AttentionMask& mask, float scale, Phase /*phase*/,
-                       MatrixView out, const Stream& stream, ContextWritten /*written*/) {
+absl::StatusOr<bool> Attention(ConstMatrixView q, ConstMatrixView block_k, ConstMatrixView block_v,
+                               SegmentList segments, const int32_t* context_starts, PageTable table,
+                               const KeyValuePool& pool, const AttentionMask& mask, float scale,
+                               Phase /*phase*/, MatrixView out, const Stream& stream,
+                               ContextWritten /*written*/, ConstMatrixView /*gate*/) {
   DFLASH_RETURN_IF_ERROR(CheckSegments("Attention", segments, q.rows, table.slots));
   const int64_t dim = pool.head_dim;
   const int64_t group = q.cols / (pool.kv_heads * dim);
@@ -282,7 +283,7 @@ absl::Status Attention(ConstMatrixView q, ConstMatrixView block_k, ConstMatrixVi
         run({i, head, 0, segment.row_count}, own, scratch);
       }
     });
-    return absl::OkStatus();
+    return false;
   }
 
   // First the blocks of all heads, then parts of their rows: small enough to feed all threads and large
@@ -321,7 +322,7 @@ absl::Status Attention(ConstMatrixView q, ConstMatrixView block_k, ConstMatrixVi
           scratch);
     }
   });
-  return absl::OkStatus();
+  return false;
 }
 
 }  // namespace backend

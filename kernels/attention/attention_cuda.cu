@@ -151,10 +151,11 @@ absl::Status LoadKeyValue(const KeyValuePool& pool, PageTable table, int64_t slo
       "LoadKeyValue");
 }
 
-absl::Status Attention(ConstMatrixView q, ConstMatrixView block_k, ConstMatrixView block_v,
-                       SegmentList segments, const int32_t* context_starts, PageTable table,
-                       const KeyValuePool& pool, const AttentionMask& mask, float scale, Phase phase,
-                       MatrixView out, const Stream& stream, ContextWritten written) {
+absl::StatusOr<bool> Attention(ConstMatrixView q, ConstMatrixView block_k, ConstMatrixView block_v,
+                               SegmentList segments, const int32_t* context_starts, PageTable table,
+                               const KeyValuePool& pool, const AttentionMask& mask, float scale, Phase phase,
+                               MatrixView out, const Stream& stream, ContextWritten written,
+                               ConstMatrixView gate) {
   const int64_t group = q.cols / (pool.kv_heads * pool.head_dim), rows = q.rows;
   if (pool.head_dim > kMaxHeadDim || rows * group > kMaxPackedRows) {
     return absl::UnimplementedError(absl::StrCat("Attention on CUDA: head_dim ", pool.head_dim, ", ", rows,
@@ -168,7 +169,7 @@ absl::Status Attention(ConstMatrixView q, ConstMatrixView block_k, ConstMatrixVi
                      table.pages_per_slot, " pages a slot; at most ", kMaxAttentionSegments, " segments, ",
                      kMaxPositions, " rows and ", kMaxPositions / kPageTokens, " pages are there"));
   }
-  if (rows == 0 || segments.count == 0) return absl::OkStatus();
+  if (rows == 0 || segments.count == 0) return true;
   const CudaContext& context = CudaOf(stream);
   AttentionTask task = {};
   task.q = Bf16RowsOf(q);
@@ -179,6 +180,10 @@ absl::Status Attention(ConstMatrixView q, ConstMatrixView block_k, ConstMatrixVi
   task.block_aligned =
       HeadsAligned(block_k, pool.head_dim, kChunk) && HeadsAligned(block_v, pool.head_dim, kChunk);
   task.out_aligned = HeadsAligned(out, pool.head_dim, 2);
+  if (gate.data != nullptr) {
+    task.gate = Bf16RowsOf(gate);
+    task.gate_aligned = HeadsAligned(gate, pool.head_dim, 2);
+  }
   task.pool = static_cast<const __nv_bfloat16*>(pool.data);
   task.page_count = static_cast<int32_t>(pool.page_count);
   task.kv_heads = Divisor(pool.kv_heads);
@@ -239,13 +244,16 @@ absl::Status Attention(ConstMatrixView q, ConstMatrixView block_k, ConstMatrixVi
   const int64_t items = tiles * splits * (may_halve ? 2 : 1);
   if (wgmma) {
     const auto launch = padded_dim == 128 ? LaunchWgmmaAttention<128> : LaunchWgmmaAttention<256>;
-    return CudaStatus(launch(task, static_cast<int32_t>(tile_tokens), items, q, block_k, block_v, context),
-                      "Attention");
+    DFLASH_RETURN_IF_ERROR(CudaStatus(
+        launch(task, static_cast<int32_t>(tile_tokens), items, q, block_k, block_v, context), "Attention"));
+    return task.may_split;  // then there was a merge
   }
   const auto launch = padded_dim == 64    ? LaunchAttention<64>
                       : padded_dim == 128 ? LaunchAttention<128>
                                           : LaunchAttention<256>;
-  return CudaStatus(launch(task, static_cast<int>(tile_rows / 32), items, rows, context), "Attention");
+  DFLASH_RETURN_IF_ERROR(
+      CudaStatus(launch(task, static_cast<int>(tile_rows / 32), items, rows, context), "Attention"));
+  return task.may_split;
 }
 
 }  // namespace backend

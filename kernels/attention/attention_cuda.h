@@ -68,6 +68,8 @@ struct Divisor {
 struct AttentionTask {
   Bf16Rows q, block_k, block_v, out;
   bool q_aligned, block_aligned, out_aligned;  // heads of whole 16-byte pieces; out: of pairs
+  Bf16Rows gate;                               // null: none; the merge applies it
+  bool gate_aligned;                           // heads of pairs
   const __nv_bfloat16* pool;
   int32_t page_count, head_dim;
   Divisor kv_heads, group;  // query heads that share a KV head

@@ -104,14 +104,62 @@ class AttentionCudaTest : public ::testing::Test {
     EXPECT_TRUE(out.GuardsIntact());
     return out.ToHost();
   }
+  // The same rows once for each of the slots, in one step with a row of nobody before every segment; behind a
+  // NormAndRope of something else, whose end is not waited for. Without the rows of nobody.
+  HostMatrix<float> RunAfter(Cache& cache, const Sequence& s, const std::vector<int32_t>& slots,
+                             int64_t start, int64_t rows, const AttentionMask& mask, int32_t context_start) {
+    const int64_t step = rows + 1, T = step * static_cast<int64_t>(slots.size());
+    HostMatrix<float> q(T, s.q.cols), k(T, s.k.cols), v(T, s.v.cols);
+    for (HostMatrix<float>* m : {&q, &k, &v}) {
+      std::fill(m->values.begin(), m->values.end(), std::numeric_limits<float>::quiet_NaN());
+    }
+    std::vector<Segment> segments;
+    for (const int32_t slot : slots) {
+      const auto row = static_cast<int32_t>(step * static_cast<int64_t>(segments.size()) + 1);
+      segments.push_back({slot, row, static_cast<int32_t>(rows), static_cast<int32_t>(start)});
+      std::copy_n(s.q.Row(start), rows * q.cols, q.Row(row));
+      std::copy_n(s.k.Row(start), rows * k.cols, k.Row(row));
+      std::copy_n(s.v.Row(start), rows * v.cols, v.Row(row));
+    }
+    const DeviceMatrix q_device = DeviceMatrix::Activations(q, stream_),
+                       k_device = DeviceMatrix::Activations(k, stream_),
+                       v_device = DeviceMatrix::Activations(v, stream_);
+    const DeviceMatrix other_q = DeviceMatrix::Activations(q, stream_),
+                       other_k = DeviceMatrix::Activations(k, stream_),
+                       norm = DeviceMatrix::Activations(HostMatrix<float>(1, s.shape.dim), stream_);
+    const DeviceMatrix out = DeviceMatrix::Output(T, s.q.cols, DType::kBf16, stream_);
+    DeviceArray<Segment> list(segments, stream_);
+    DeviceArray<int32_t> starts(std::vector<int32_t>(static_cast<size_t>(cache.slots), context_start),
+                                stream_);
+    EXPECT_TRUE(NormAndRope(other_q.view(), norm.view(), other_k.view(), norm.view(), NormWeight::kOnePlus,
+                            1e-6f, {s.shape.dim, 64, 1e7}, {list.data(), list.size()}, stream_)
+                    .ok());
+    EXPECT_TRUE(Attention(q_device.view(), k_device.view(), v_device.view(), {list.data(), list.size()},
+                          starts.data(), cache.table(), cache.pool, mask, s.shape.Scale(), Phase::kVerify,
+                          out.view(), stream_, ContextWritten::kBeforeLastNormAndRope)
+                    .ok());
+    EXPECT_TRUE(out.GuardsIntact());
+    const HostMatrix<float> all = out.ToHost();
+    HostMatrix<float> seen(rows * static_cast<int64_t>(slots.size()), all.cols);
+    for (size_t i = 0; i < segments.size(); ++i) {
+      EXPECT_TRUE(std::isnan(all.At(segments[i].first_row - 1, 0)));
+      std::copy_n(all.Row(segments[i].first_row), rows * all.cols, seen.Row(static_cast<int64_t>(i) * rows));
+    }
+    return seen;
+  }
   static HostMatrix<double> Oracle(const Sequence& s, int64_t start, int64_t rows,
                                    const AttentionMask& mask) {
+    return Oracle(s, s.k, s.v, start, rows, mask, 0);
+  }
+  // With other keys and values, from `first` on.
+  static HostMatrix<double> Oracle(const Sequence& s, const HostMatrix<float>& k, const HostMatrix<float>& v,
+                                   int64_t start, int64_t rows, const AttentionMask& mask, int64_t first) {
     HostMatrix<double> out(rows, s.q.cols);
     for (int64_t t = 0; t < rows; ++t) {
       for (int64_t h = 0; h < s.shape.heads; ++h) {
         const int64_t column = h / (s.shape.heads / s.shape.kv_heads) * s.shape.dim;
-        AttentionRef<double>(s.q.Row(start + t) + h * s.shape.dim, start + t, s.k.Row(0) + column,
-                             s.v.Row(0) + column, s.k.cols, 0, start + rows, s.shape.dim, mask,
+        AttentionRef<double>(s.q.Row(start + t) + h * s.shape.dim, start + t, k.Row(first) + column,
+                             v.Row(first) + column, k.cols, first, start + rows, s.shape.dim, mask,
                              static_cast<double>(s.shape.Scale()), out.Row(t) + h * s.shape.dim);
       }
     }
@@ -216,6 +264,65 @@ TEST_F(AttentionCudaTest, MatchesDoubleReferenceFarOut) {
       EXPECT_TRUE(Near(out, Oracle(s, start, 3, {}), Tolerance{3e-4, 8e-3}));
       Store(cache, s, 0, start, start + 1);
       EXPECT_TRUE(BitEqual(Run(cache, s, 0, start + 1, 1, {}, phase), out.Rows(1, 1)));
+    }
+  }
+}
+
+// Blocks of which a page has a part and the segment another, or which nobody sees to their end: own rows on
+// both sides of a block's edge, windows and context starts inside the last block, and pages that hold NaN or
+// large numbers around what is seen. One segment, and three in a step with NaN in the rows of nobody. The
+// page of the second slot's last block is missing: what it would hold reads as zeros.
+TEST_F(AttentionCudaTest, PartsOfBlocksMatchDoubleReferenceWhateverLiesBesideThem) {
+  for (const Shape& shape : {Shape{4, 2, 256}, Shape{4, 2, 128}}) {
+    for (const auto& [start, rows] : {std::pair<int64_t, int64_t>{1, 16},
+                                      {50, 16},
+                                      {63, 2},
+                                      {64, 1},
+                                      {120, 70},
+                                      {290, 16},
+                                      {311, 10},
+                                      {319, 1},
+                                      {320, 64},
+                                      {321, 70}}) {
+      const Sequence s(shape, start + rows, 9, stream_);
+      Cache cache = MakeCache(shape, 3, start + rows);
+      const std::vector<int32_t> pages = cache.pages.ToHost();
+      const int64_t last = (start - 1) / kPageTokens;
+      std::vector<int32_t> missing = pages;
+      missing[static_cast<size_t>(cache.pages_per_slot + last)] = -1;
+      for (const auto& [mask, context_start] : {std::pair<AttentionMask, int32_t>{{true, 0}, 0},
+                                                {{true, 5}, 0},
+                                                {{true, 40}, 0},
+                                                {{false, 0}, static_cast<int32_t>(start) / 2},
+                                                {{false, 40}, static_cast<int32_t>(start - 1)},
+                                                {{true, 100}, static_cast<int32_t>(start)}}) {
+        const int64_t first = std::max<int64_t>(context_start, mask.window > 0 ? start - mask.window + 1 : 0);
+        HostMatrix<float> zero_k = s.k, zero_v = s.v;
+        for (int64_t p = std::max(last * kPageTokens, first); p < start; ++p) {
+          std::fill_n(zero_k.Row(p), s.k.cols, 0.0f);
+          std::fill_n(zero_v.Row(p), s.v.cols, 0.0f);
+        }
+        const HostMatrix<double> want = Oracle(s, s.k, s.v, start, rows, mask, context_start),
+                                 want_zeros = Oracle(s, zero_k, zero_v, start, rows, mask, context_start);
+        for (uint16_t garbage : {uint16_t{0xffff}, uint16_t{0x7f00}}) {  // NaN, 1.7e38
+          SCOPED_TRACE(testing::Message() << shape.dim << ", " << rows << " rows at " << start << ", window "
+                                          << mask.window << (mask.causal ? ", causal" : "")
+                                          << ", context from " << context_start << ", beside it " << garbage);
+          const std::vector<uint16_t> fill(static_cast<size_t>(cache.memory.bytes()) / 2, garbage);
+          ASSERT_TRUE(CopyToDevice(cache.memory.data(), fill.data(), cache.memory.bytes(), stream_).ok());
+          cache.pages = DeviceArray<int32_t>(pages, stream_);
+          for (int32_t slot = 0; slot < 3; ++slot) Store(cache, s, slot, first, start);
+          cache.pages = DeviceArray<int32_t>(missing, stream_);
+          const HostMatrix<float> alone = RunAfter(cache, s, {0}, start, rows, mask, context_start);
+          EXPECT_TRUE(Near(alone, want, kTolerance));
+          EXPECT_TRUE(
+              Near(RunAfter(cache, s, {1}, start, rows, mask, context_start), want_zeros, kTolerance));
+          const HostMatrix<float> three = RunAfter(cache, s, {2, 0, 1}, start, rows, mask, context_start);
+          EXPECT_TRUE(BitEqual(three.Rows(0, rows), alone));
+          EXPECT_TRUE(BitEqual(three.Rows(rows, rows), alone));
+          EXPECT_TRUE(Near(three.Rows(2 * rows, rows), want_zeros, kTolerance));
+        }
+      }
     }
   }
 }

@@ -420,7 +420,7 @@ __global__ void __launch_bounds__(kAttentionThreads,
     int32_t next = 0;
     if (threadIdx.x == 0) next = static_cast<int32_t>(gridDim.x) + atomicAdd(task.counters, 1);
     const Item item = ItemAt(task, table, is_split, index);
-    const int64_t slot = is_split ? index : static_cast<int64_t>(blockIdx.x);
+    const int64_t slot = is_split ? item.slot : static_cast<int64_t>(blockIdx.x);
     RunItem<kDim, kMTiles>(task, item, task.workspace + slot * SlotFloats<kDim>(Shape::kRows), shared,
                            of_group);
     if (threadIdx.x == 0) next_item = next;

@@ -68,12 +68,24 @@ struct ItemTable {
   __device__ __forceinline__ SegmentPlan Plan(const AttentionTask& task, int32_t index) const {
     return index < kPlans ? plans[index].Value() : PlanOf(task, index, TileRows(task));
   }
+  // The segment that a row of the step belongs to, -1: none. Called by whole warps.
+  __device__ __forceinline__ int32_t SegmentOfRow(const AttentionTask& task, int32_t row) const {
+    for (int32_t base = 0; base < task.segment_count; base += 32) {
+      const int32_t i = base + static_cast<int32_t>(threadIdx.x) % 32;
+      bool is_it = false;
+      if (i < task.segment_count) {
+        const Segment segment = i < kPlans ? plans[i].Value().segment : task.segments[i];
+        is_it = row >= segment.first_row && row - segment.first_row < segment.row_count;
+      }
+      const uint32_t found = __ballot_sync(0xffffffffu, is_it);
+      if (found != 0) return base + __ffs(static_cast<int>(found)) - 1;
+    }
+    return -1;
+  }
 };
 
-// Called by one warp; `table` is in shared memory and holds for that warp at once. One thread calls see(i,
-// plan) for each segment.
-template <typename See>
-__device__ __forceinline__ void BuildItemTable(const AttentionTask& task, ItemTable& table, const See& see) {
+// Called by one warp; `table` is in shared memory and holds for that warp at once.
+__device__ __forceinline__ void BuildItemTable(const AttentionTask& task, ItemTable& table) {
   const auto lane = static_cast<int32_t>(threadIdx.x) % 32;
   bool has_half_tiles = false;
   if (task.may_split && task.half_rows.value > 0) {
@@ -98,7 +110,6 @@ __device__ __forceinline__ void BuildItemTable(const AttentionTask& task, ItemTa
     if (i < task.segment_count) {
       const SegmentPlan plan = PlanOf(task, i, tile_rows);
       if (i < ItemTable::kPlans) table.plans[i].Value() = plan;
-      see(i, plan);
       tiles = plan.tiles * task.kv_heads.value;
       splits = tiles * plan.splits;
     }
@@ -121,21 +132,20 @@ __device__ __forceinline__ void BuildItemTable(const AttentionTask& task, ItemTa
   if (lane == 0) table.of_splits[0] = table.of_tiles[0] = 0;
   __syncwarp();
 }
-__device__ __forceinline__ void BuildItemTable(const AttentionTask& task, ItemTable& table) {
-  BuildItemTable(task, table, [](int32_t, const SegmentPlan&) {});
-}
 
 // Whether splits are items of their own. One answer for the whole call.
 __device__ __forceinline__ bool IsSplit(const AttentionTask& task, const ItemTable& table) {
   return task.may_split && table.of_splits[task.segment_count] <= task.slots;
 }
 
-// The last segment whose items begin at or before `item`, among those that have items.
-__device__ __forceinline__ int32_t SegmentOfItem(const int32_t* prefix, int32_t count, int32_t item) {
-  int32_t low = 0, high = count;  // prefix[low] <= item < prefix[high]
+// The last segment whose items begin at or before `item`, among those that have items; begin(i) is that of
+// segment i.
+template <typename Begin>
+__device__ __forceinline__ int32_t SegmentOfItem(const Begin& begin, int32_t count, int32_t item) {
+  int32_t low = 0, high = count;  // begin(low) <= item < begin(high)
   while (high - low > 1) {
     const int32_t middle = (low + high) / 2;
-    if (prefix[middle] <= item) {
+    if (begin(middle) <= item) {
       low = middle;
     } else {
       high = middle;
@@ -144,9 +154,9 @@ __device__ __forceinline__ int32_t SegmentOfItem(const int32_t* prefix, int32_t 
   return low;
 }
 
-// A segment's items: splits from last to first (the largest come first), in a split the tiles, in a tile the
-// KV heads.
-__device__ __forceinline__ int32_t ItemOf(const AttentionTask& task, const SegmentPlan& plan, int32_t split,
+// A segment's slots of the workspace: splits from last to first, in a split the tiles, in a tile the KV
+// heads.
+__device__ __forceinline__ int32_t SlotOf(const AttentionTask& task, const SegmentPlan& plan, int32_t split,
                                           int32_t tile, int32_t kv_head) {
   return ((plan.splits - 1 - split) * plan.tiles + tile) * task.kv_heads.value + kv_head;
 }
@@ -161,6 +171,7 @@ struct Item {
   int32_t first_block, end_block;
   KeyRange free;  // keys that all rows see: blocks of nothing else need no mask
   bool is_final;  // else the one split goes to the workspace
+  int32_t slot;   // there
 
   __device__ __forceinline__ bool IsMaskFree(int32_t block) const {
     return block * kAttentionBlock >= free.first && (block + 1) * kAttentionBlock <= free.end;
@@ -177,21 +188,31 @@ struct Item {
   }
 };
 
+// Items in the order in which they are taken, long ones first. Where splits are items: those that are not a
+// segment's last, segment by segment, from late (large) to early ones; then the last of all segments, which
+// are cut off at the end of what is there. Else the tiles, from late ones, which see more keys, to early
+// ones.
 __device__ __forceinline__ Item ItemAt(const AttentionTask& task, const ItemTable& table, bool is_split,
                                        int32_t index) {
-  const int32_t* prefix = is_split ? table.of_splits : table.of_tiles;
-  const int32_t i = SegmentOfItem(prefix, task.segment_count, index);
+  const int32_t count = task.segment_count;
+  const int32_t whole = is_split ? table.of_splits[count] - table.of_tiles[count] : 0;
+  const bool is_whole = index < whole;
+  const auto begin = [&](int32_t i) {
+    return is_whole ? table.of_splits[i] - table.of_tiles[i] : whole + table.of_tiles[i];
+  };
+  const int32_t i = SegmentOfItem(begin, count, index);
   const SegmentPlan plan = table.Plan(task, i);
   Item item;
   item.segment = plan.segment;
   item.context_start = plan.context_start;
-  int32_t rest = index - prefix[i];
+  int32_t rest = index - begin(i);
   const int32_t of_heads = task.kv_heads.Of(rest);
   item.kv_head = rest - of_heads * task.kv_heads.value;
   rest = of_heads;
-  const int32_t of_tiles = !is_split ? 0 : plan.tiles == 1 ? rest : rest / plan.tiles;
-  // Later tiles see more keys: they go first.
+  const int32_t of_tiles = !is_whole ? 0 : plan.tiles == 1 ? rest : rest / plan.tiles;
+  const int32_t split = plan.splits - 1 - (is_whole ? of_tiles + 1 : 0);  // of the segment
   const int32_t tile = is_split ? rest - of_tiles * plan.tiles : plan.tiles - 1 - rest;
+  item.slot = table.of_splits[i] + SlotOf(task, plan, split, tile, item.kv_head);
   const int32_t tile_rows = table.TileRows(task).value;
   item.first_row = tile * tile_rows;
   item.rows = min(tile_rows, plan.segment.row_count * task.group.value - item.first_row);
@@ -204,9 +225,8 @@ __device__ __forceinline__ Item ItemAt(const AttentionTask& task, const ItemTabl
   item.end_block = keys.first < keys.end ? (keys.end - 1) / kAttentionBlock + 1 : item.first_block;
   item.is_final = !is_split || plan.splits == 1;
   if (is_split) {
-    const int32_t split = plan.first_split + plan.splits - 1 - of_tiles;
-    item.first_block = max(item.first_block, task.schedule.FirstBlock(split));
-    item.end_block = min(item.end_block, task.schedule.FirstBlock(split + 1));
+    item.first_block = max(item.first_block, task.schedule.FirstBlock(plan.first_split + split));
+    item.end_block = min(item.end_block, task.schedule.FirstBlock(plan.first_split + split + 1));
   }
   return item;
 }

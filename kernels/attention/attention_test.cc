@@ -13,6 +13,7 @@
 #include "gtest/gtest.h"
 #include "kernels/attention/attention_ref.h"
 #include "kernels/device/buffer.h"
+#include "kernels/swiglu/swiglu.h"
 #include "kernels/testing/compare.h"
 #include "kernels/testing/device_matrix.h"
 #include "kernels/testing/host_matrix.h"
@@ -377,6 +378,62 @@ TEST_F(AttentionTest, StoresSeveralLayers) {
   }
 }
 
+// With a gate: the bits of Attention and SigmoidGate, whether rows have one split, several or none; odd
+// columns and addresses.
+TEST_F(AttentionTest, GateHasTheBitsOfSigmoidGate) {
+  for (const Shape& shape : {Shape{4, 2, 16}, Shape{6, 2, 5}, Shape{4, 1, 128}, Shape{6, 1, 256}}) {
+    for (int64_t unaligned = 0; unaligned < 4; ++unaligned) {  // 1: out, 2: gate
+      Cache cache(shape, 3, kNan, stream_);
+      // The last segment sees nothing of its context; rows 21 and 22 are nobody's.
+      const std::vector<Segment> segments = {{2, 0, 16, 350}, {0, 16, 5, 61}, {1, 23, 2, 0}};
+      const int64_t T = 25;
+      HostMatrix<float> q(T, shape.QueryCols()), k(T, shape.KeyCols()), v = k;
+      for (HostMatrix<float>* m : {&q, &k, &v}) std::fill(m->values.begin(), m->values.end(), kNan);
+      for (const Segment& s : segments) {
+        const Sequence sequence(shape, 370, 40 + static_cast<uint32_t>(s.slot), stream_);
+        cache.Store(sequence, s.slot, 0, s.start_position);
+        const auto place = [&](const HostMatrix<float>& from, HostMatrix<float>& to) {
+          std::copy_n(from.Row(s.start_position), s.row_count * from.cols, to.Row(s.first_row));
+        };
+        place(sequence.q, q);
+        place(sequence.k, k);
+        place(sequence.v, v);
+      }
+      const DeviceMatrix q_device = DeviceMatrix::Activations(q, stream_, 8),
+                         k_device = DeviceMatrix::Activations(k, stream_),
+                         v_device = DeviceMatrix::Activations(v, stream_);
+      const DeviceMatrix gate = DeviceMatrix::Activations(
+          RandomMatrix<float>(T, shape.QueryCols(), 77, -6, 6), stream_, unaligned / 2);
+      DeviceArray<Segment> list(segments, stream_);
+      for (Phase phase : {Phase::kVerify, Phase::kPrefill}) {
+        for (const AttentionMask& mask : {AttentionMask{true, 0}, AttentionMask{true, 70}}) {
+          SCOPED_TRACE(testing::Message()
+                       << shape.heads << "/" << shape.kv_heads << " x " << shape.dim << ", " << Describe(mask)
+                       << ", unaligned " << unaligned << ", phase " << static_cast<int>(phase));
+          const auto run = [&](ConstMatrixView with) {
+            const DeviceMatrix out =
+                DeviceMatrix::Output(T, shape.QueryCols(), ActivationDType(), stream_, unaligned % 2);
+            EXPECT_TRUE(Attention(q_device.view(), k_device.view(), v_device.view(),
+                                  {list.data(), list.size()}, nullptr, cache.table(), cache.pool, mask,
+                                  ScaleOf(shape), phase, out.view(), stream_, ContextWritten::kAnyTime, with)
+                            .ok());
+            if (with.data == nullptr) {
+              EXPECT_TRUE(SigmoidGate(out.view(), gate.view(), stream_).ok());
+            }
+            EXPECT_TRUE(out.GuardsIntact());
+            return out.ToHost();
+          };
+          const HostMatrix<float> want = run({}), got = run(gate.view());
+          for (const Segment& s : segments) {
+            EXPECT_TRUE(BitEqual(got.Rows(s.first_row, s.row_count), want.Rows(s.first_row, s.row_count)))
+                << "slot " << s.slot;
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST_F(AttentionTest, RefusesShapesThatDisagree) {
   const Shape shape = {4, 2, 8};
   Cache cache(shape, 1, 0, stream_);
@@ -402,6 +459,14 @@ TEST_F(AttentionTest, RefusesShapesThatDisagree) {
   EXPECT_EQ(run(q, good_k, {.causal = true, .window = -1}, 1, list), kBad);
   EXPECT_EQ(run(q, good_k, {}, 0, list), kBad);
   EXPECT_EQ(run(q, good_k, {}, 1, {nullptr, 1}), kBad);
+  const auto gated = [&](const DeviceMatrix& gate) {
+    return Attention(q.view(), good_k.view(), good_k.view(), list, nullptr, cache.table(), cache.pool, {}, 1,
+                     Phase::kVerify, out.view(), stream_, ContextWritten::kAnyTime, gate.view())
+        .code();
+  };
+  EXPECT_EQ(gated(q), absl::StatusCode::kOk);
+  EXPECT_EQ(gated(three_heads), kBad);
+  EXPECT_EQ(gated(long_q), kBad);
   const auto store = [&](const DeviceMatrix& k) {
     return StoreKeyValue(k.view(), good_k.view(), list, nullptr, cache.table(), cache.pool, stream_).code();
   };

@@ -2,10 +2,10 @@
 //
 //   grid      as many blocks as run at once; items beyond the first come from a counter
 //   block     two or three warpgroups. The first brings what the others need: its warp 0 says what the items
-//             are and copies whole blocks of keys and values (one contiguous copy each from pages, tensor
-//             tiles from the segment's own rows); its warps 1 to 3 ask for the queries (one tensor tile of
-//             tokens x heads for every 64 columns) and gather those blocks that are neither whole pages nor
-//             whole rows. The others, one or two as the tile's rows need, compute 64 packed rows each
+//             are and copies what lies in pages (a whole page's keys, or its values, are one contiguous
+//             copy) and blocks that are the segment's own rows alone (tensor tiles); its warps 1 to 3 ask for
+//             the queries (one tensor tile of tokens x heads for every 64 columns) and gather own rows of the
+//             other blocks. The others, one or two as the tile's rows need, compute 64 packed rows each
 //   shared    queries | ring of key and value blocks, keys before values
 //   registers outputs of the current split, scores and weights of a block
 //
@@ -46,6 +46,12 @@ constexpr int kWgmmaThreads = (1 + kGroups) * kGroupThreads;
 constexpr int kGatherThreads = kGroupThreads - 32;  // warps 1 to 3 of the first warpgroup
 constexpr int kGatherBarrier = 1;                   // a named barrier of theirs
 
+// Announces bytes to a barrier without arriving.
+__device__ __forceinline__ void ExpectBytes(uint32_t barrier, uint32_t bytes) {
+  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+}
+
 // Of the launch: warps that compute.
 __device__ __forceinline__ uint32_t ConsumerWarps() { return (blockDim.x - kGroupThreads) / 32; }
 
@@ -75,8 +81,8 @@ __device__ __forceinline__ void FollowPreviousKernel() {
   LetNextKernelStart();
 }
 
-// All barriers of a block. `full` and `empty`: of a stage of the ring; `gather`: keys and values of a pair of
-// stages are wanted from the gathering warps.
+// All barriers of a block. `full` and `empty`: of a stage of the ring; `gather`: own keys and values of a
+// pair of stages are wanted from the gathering warps.
 template <int kStages>
 struct Barriers {
   uint64_t full[kStages], empty[kStages], gather[kStages / 2];
@@ -99,7 +105,7 @@ struct RingPlace {
   __device__ __forceinline__ RingPlace operator+(uint32_t n) const { return {count + n}; }
 };
 
-// Who brings a block.
+// Where a block comes from: a page, the segment's rows, or neither alone.
 enum class Origin : uint8_t { kPage, kRows, kGathered };
 
 struct BlockOrigin {
@@ -125,6 +131,21 @@ struct OriginWalk {
     }
     const bool whole = page >= 0 && first >= item.first_key && end <= segment.start_position;
     return {page, whole ? Origin::kPage : Origin::kGathered};
+  }
+};
+
+// A gathered block: rows [old_begin, old_end) lie in its page, [own_begin, own_end) are the segment's own.
+// Nobody sees the others: their keys may be anything; their values, whose weights are 0, must be numbers.
+struct GatheredRows {
+  int32_t old_begin, old_end, own_begin, own_end;
+
+  __device__ __forceinline__ GatheredRows(const Item& item, int32_t block) {
+    const int32_t start = item.segment.start_position, first = block * kAttentionBlock;
+    const auto row_of = [&](int32_t position) { return min(max(position - first, 0), kAttentionBlock); };
+    old_begin = row_of(item.first_key);
+    old_end = max(old_begin, row_of(start));
+    own_begin = row_of(max(start, item.first_key));
+    own_end = max(own_begin, row_of(start + item.segment.row_count));
   }
 };
 
@@ -163,7 +184,8 @@ struct BlockState {
   }
 };
 
-// Lane 0 of warp 0: asks for the keys and values of a block, or for their gathering.
+// Lane 0 of warp 0: asks for the keys and values of a block; of a gathered one for those in its page, and has
+// the others gathered.
 template <int kDim>
 __device__ __forceinline__ void BringBlock(const AttentionTask& task, const CUtensorMap* k_map,
                                            const CUtensorMap* v_map, const Item& item, int32_t block,
@@ -175,12 +197,24 @@ __device__ __forceinline__ void BringBlock(const AttentionTask& task, const CUte
   for (int kind = 0; kind < 2; ++kind) {
     const auto at = place + kind;
     ptx::BarrierWait(state.Empty(at), at.Parity() ^ 1);
-    if (from.origin == Origin::kGathered) continue;
+    const __nv_bfloat16* in_page =
+        task.pool +
+        ((int64_t{from.page} * task.kv_heads.value + item.kv_head) * 2 + kind) * (kAttentionBlock * kDim);
+    if (from.origin == Origin::kGathered) {
+      const GatheredRows rows(item, block);
+      if (from.page < 0 || rows.old_begin == rows.old_end) continue;
+      const auto bytes = static_cast<uint32_t>(rows.old_end - rows.old_begin) * 128;
+      ExpectBytes(state.Full(at), bytes * (kDim / 64));  // before the others arrive there
+#pragma unroll
+      for (int tile = 0; tile < kDim / 64; ++tile) {
+        ptx::CopyBulk(state.StageAt(at) + tile * Shape::kTileBytes + rows.old_begin * 128,
+                      in_page + (tile * kAttentionBlock + rows.old_begin) * 64, bytes, state.Full(at),
+                      ptx::kEvictNormal);
+      }
+      continue;
+    }
     ptx::BarrierArriveExpecting(state.Full(at), Shape::kBlockBytes);
     if (from.origin == Origin::kPage) {
-      const __nv_bfloat16* in_page =
-          task.pool +
-          ((int64_t{from.page} * task.kv_heads.value + item.kv_head) * 2 + kind) * (kAttentionBlock * kDim);
       ptx::CopyBulk(state.StageAt(at), in_page, Shape::kBlockBytes, state.Full(at), policy);
       continue;
     }
@@ -194,7 +228,7 @@ __device__ __forceinline__ void BringBlock(const AttentionTask& task, const CUte
   if (from.origin == Origin::kGathered) ptx::BarrierArrive(state.Gather(place));
 }
 
-// Warp 0: hands out items and copies whole blocks.
+// Warp 0: hands out items, copies pages and whole blocks of rows.
 template <int kDim>
 __device__ __forceinline__ void CopyBlocks(const AttentionTask& task, const CUtensorMap* k_map,
                                            const CUtensorMap* v_map, ItemTable& table,
@@ -214,7 +248,7 @@ __device__ __forceinline__ void CopyBlocks(const AttentionTask& task, const CUte
   uint32_t n = 0;
   for (; index < items; ++n) {
     const Item item = ItemAt(task, table, is_split, index);
-    if (lane == 0) state.HandOut(n, {item, is_split ? index : static_cast<int32_t>(blockIdx.x)});
+    if (lane == 0) state.HandOut(n, {item, is_split ? item.slot : static_cast<int32_t>(blockIdx.x)});
     OriginWalk walk;
     int32_t block = item.first_block;
     const auto bring = [&](const BlockOrigin& from) {
@@ -222,10 +256,10 @@ __device__ __forceinline__ void CopyBlocks(const AttentionTask& task, const CUte
       ++block;
       place = place + 2;
     };
-    if (!has_waited) {  // blocks that the ring has room for, as long as they are pages
+    if (!has_waited) {  // blocks that the ring has room for, as long as pages have a part in them
       while (block < item.end_block && block < item.first_block + Shape::kStages / 2) {
         const BlockOrigin from = walk.At(task, item, block);
-        if (from.origin != Origin::kPage) break;
+        if (from.origin == Origin::kRows) break;
         bring(from);
       }
       FollowPreviousKernel();
@@ -259,13 +293,6 @@ __device__ __forceinline__ void CopyBlocks(const AttentionTask& task, const CUte
       task.counters[1] = 0;
     }
   }
-}
-
-// What the gathering threads have written is seen by products after this.
-__device__ __forceinline__ void PublishGathered(uint32_t barrier) {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-  ptx::NamedBarrier(kGatherBarrier, kGatherThreads);
-  if (threadIdx.x == 32) ptx::BarrierArrive(barrier);
 }
 
 // Warps 1 to 3.
@@ -303,31 +330,29 @@ __device__ __forceinline__ void GatherRows(const AttentionTask& task, const CUte
       const uint32_t pair = place.Stage() / 2;
       ptx::BarrierWait(state.Gather(place), gather_parity >> pair & 1);
       gather_parity ^= 1u << pair;
-      const int32_t start = item.segment.start_position, end = start + item.segment.row_count;
-#pragma unroll
-      for (int kind = 0; kind < 2; ++kind) {
-        const __nv_bfloat16* in_page =
-            task.pool + ((int64_t{max(from.page, 0)} * task.kv_heads.value + item.kv_head) * 2 + kind) *
-                            (kAttentionBlock * kDim);
-        const Bf16Rows& own = kind == 0 ? task.block_k : task.block_v;
-        const uint32_t to = state.StageAt(place + kind);
-#pragma unroll 4
-        for (int row = lane_row; row < kAttentionBlock; row += kRowsAtOnce) {
-          const int32_t position = block * kAttentionBlock + row;
-          const bool is_own = position >= start && position < end;
-          const bool is_old = position < start && from.page >= 0;
-          const __nv_bfloat16* source = is_own ? own.Row(item.segment.first_row + (position - start)) +
-                                                     int64_t{item.kv_head} * kDim + piece * 8
-                                               : in_page + (is_old ? PagePiece(row, piece) : 0);
-          ptx::CopyAsync16(to + offset(row), is_own || is_old ? source : task.q.data,
-                           (is_own || is_old) && position >= item.first_key);
-        }
-        ptx::CopyAsyncCommit();
+      const GatheredRows rows(item, block);
+      const uint32_t keys = state.StageAt(place), values = state.StageAt(place + 1);
+      const int64_t column = int64_t{item.kv_head} * kDim + piece * 8;
+      for (int row = rows.own_begin + lane_row; row < rows.own_end; row += kRowsAtOnce) {
+        const int64_t from_row =
+            item.segment.first_row + (block * kAttentionBlock + row - item.segment.start_position);
+        ptx::CopyAsync16(keys + offset(row), task.block_k.Row(from_row) + column, true);
+        ptx::CopyAsync16(values + offset(row), task.block_v.Row(from_row) + column, true);
       }
-      ptx::CopyAsyncWait<1>();
-      PublishGathered(state.Full(place));
+      ptx::CopyAsyncCommit();
+      for (int row = lane_row; row < kAttentionBlock; row += kRowsAtOnce) {
+        const bool is_old = row >= rows.old_begin && row < rows.old_end;
+        if ((is_old && from.page >= 0) || (row >= rows.own_begin && row < rows.own_end)) continue;
+        if (is_old) ptx::StoreShared16(keys + offset(row), make_uint4(0, 0, 0, 0));  // no page: zeros
+        ptx::StoreShared16(values + offset(row), make_uint4(0, 0, 0, 0));
+      }
       ptx::CopyAsyncWait<0>();
-      PublishGathered(state.Full(place + 1));
+      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // products see what was written
+      ptx::NamedBarrier(kGatherBarrier, kGatherThreads);
+      if (thread == 0) {
+        ptx::BarrierArrive(state.Full(place));
+        ptx::BarrierArrive(state.Full(place + 1));
+      }
     }
   }
 }
@@ -606,8 +631,10 @@ __device__ __forceinline__ void Compute(const AttentionTask& task, const BlockSt
     if (handed.slot < 0) break;
     const Item& item = handed.item;
     const int32_t blocks = item.end_block - item.first_block;
-    ptx::BarrierWaitEndless(ptx::SharedAddress(&state.barriers->queries_full), n % 2);
-    if (blocks <= 0 || Tile::Group() * kGroupRows >= item.rows) {
+    const uint32_t queries_full = ptx::SharedAddress(&state.barriers->queries_full);
+    const bool has_work = blocks > 0 && Tile::Group() * kGroupRows < item.rows;
+    if (!has_work) {
+      ptx::BarrierWaitEndless(queries_full, n % 2);
       Tile::ReleaseQueries(state);
       for (int32_t i = 0; i < 2 * blocks; ++i, place = place + 1) {  // the ring goes on
         ptx::BarrierWaitEndless(state.Full(place), place.Parity());
@@ -625,6 +652,7 @@ __device__ __forceinline__ void Compute(const AttentionTask& task, const BlockSt
     float* slot = task.workspace + handed.slot * SlotFloats<kDim>(task.tile_rows.value);
     float total_maximum[2] = {}, total_sum[2] = {};
     bool is_first = true;
+    if (has_work) ptx::BarrierWaitEndless(queries_full, n % 2);
     for (int32_t block = item.first_block; block < item.end_block;) {
       const int32_t end = min(item.end_block, task.schedule.FirstBlock(task.schedule.SplitOf(block) + 1));
       tile.Run(state, item, task.scale_log2, block, end, place);

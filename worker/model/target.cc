@@ -622,11 +622,10 @@ absl::Status Target::Impl::FullAttention(size_t index, const RowGroup& group, Co
   const float scale = 1.0f / std::sqrt(static_cast<float>(config.head_dim));
   DFLASH_RETURN_IF_ERROR(Attention(q, k, v, segments, nullptr, table->page_table(), Pool(index),
                                    AttentionMask{}, scale, phase, out, *stream,
-                                   ContextWritten::kBeforeLastNormAndRope));
+                                   ContextWritten::kBeforeLastNormAndRope, gate));
   if (phase == Phase::kPrefill) {
     DFLASH_RETURN_IF_ERROR(StoreKeyValue(k, v, segments, nullptr, table->page_table(), Pool(index), *stream));
   }
-  DFLASH_RETURN_IF_ERROR(SigmoidGate(out, gate, *stream));
   return Linear(out, w.out, phase, delta, *stream);
 }
 

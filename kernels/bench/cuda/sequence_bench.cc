@@ -199,7 +199,7 @@ void DeltaPrefill(int64_t sequences, int64_t rows, const Stream& stream) {
 }  // namespace
 
 void RunSequences(const Stream& stream, const Ceilings& ceilings) {
-  std::printf("\nattention of all layers (target 16 layers, drafter 4 under a window and 1 without):\n");
+  std::printf("\nattention of all layers (target 16 layers, drafter 4):\n");
   const AttentionCase target = {"target", 24, 4, 256, 16, {}};
   for (int64_t context : {1024, 8192, 32768}) {
     for (int64_t rows : {1, 16}) AttentionStep(target, 1, rows, context, stream, ceilings);
@@ -208,6 +208,9 @@ void RunSequences(const Stream& stream, const Ceilings& ceilings) {
   AttentionStep(target, 8, 16, 8192, stream, ceilings);
   AttentionStep(target, 16, 8, 1024, stream, ceilings);
   AttentionStep(target, 1, 64, 1024, stream, ceilings);
+  const AttentionCase of_two = {"of 2 ranks", 12, 2, 256, 16, {}};
+  for (int64_t rows : {1, 16}) AttentionStep(of_two, 1, rows, 1024, stream, ceilings);
+  AttentionStep(of_two, 8, 16, 1024, stream, ceilings);
   AttentionStep({"draft win", 32, 8, 128, 4, {true, 2048}}, 1, 16, 8192, stream, ceilings);
   for (int64_t context : {1024, 32768}) {
     AttentionStep({"draft full", 32, 8, 128, 4, {false, 0}}, 1, 16, context, stream, ceilings);

@@ -113,10 +113,8 @@ class Step {
           status.Update(Attention(
               q, k, v, list, nullptr, {pages_.As<int32_t>(), sequences_, pages_per_slot_}, pool_, {}, 0.0625f,
               Phase::kVerify, mixed_.view(), stream_,
-              (left & kHeadNorms) == 0 ? ContextWritten::kBeforeLastNormAndRope : ContextWritten::kAnyTime));
-        }
-        if ((left & kHeadNorms) == 0) {
-          status.Update(SigmoidGate(mixed_.view(), wide_.view().Cols(kQ, kQ), stream_));
+              (left & kHeadNorms) == 0 ? ContextWritten::kBeforeLastNormAndRope : ContextWritten::kAnyTime,
+              wide_.view().Cols(kQ, kQ)));
         }
       } else {
         linear(normed_.view(), 16480, wide_.view().Cols(0, 16480));
@@ -196,7 +194,7 @@ void RunStep(const Stream& stream) {
       saved("swiglu", kSwiGlus);
       saved("delta", kMixers);
       saved("attention", kAttentions);
-      saved("head norms, rope, gate", kHeadNorms);
+      saved("head norms, rope", kHeadNorms);
       saved("all", kNorms | kSwiGlus | kMixers | kAttentions | kHeadNorms);
     }
     std::printf("\n");
