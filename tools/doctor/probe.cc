@@ -17,7 +17,7 @@ namespace {
 class ScriptedDrafter final : public ForwardingDrafter {
  public:
   ScriptedDrafter(Drafter* drafter, const Stream* stream) : ForwardingDrafter(drafter), stream_(stream) {}
-  std::vector<int32_t> script;  // of the next proposal, max_drafts() tokens
+  std::vector<int32_t> script;  // of the next proposal, max_drafts() tokens, all of which are wanted
 
   absl::Status Propose(DecodeStates, const int32_t*, int64_t, const Proposals& proposals) override {
     return CopyToDevice(proposals.tokens, script.data(),
@@ -150,9 +150,9 @@ absl::StatusOr<std::vector<std::vector<int32_t>>> Probe::Propose(const std::vect
   DFLASH_ASSIGN_OR_RETURN(const Buffer state_list, Upload(states, stream));
   DFLASH_ASSIGN_OR_RETURN(const Buffer slot_list, Upload(slots, stream));
   DFLASH_ASSIGN_OR_RETURN(const Buffer proposals, Upload(tokens, stream));
-  DFLASH_RETURN_IF_ERROR(
-      group_->drafter->Propose({.data = state_list.As<DecodeState>(), .slots = group_->table->slots()},
-                               slot_list.As<int32_t>(), count, {.tokens = proposals.As<int32_t>()}));
+  DFLASH_RETURN_IF_ERROR(group_->drafter->Propose(
+      {.data = state_list.As<DecodeState>(), .slots = group_->table->slots()}, slot_list.As<int32_t>(), count,
+      {.depth = drafts, .tokens = proposals.As<int32_t>()}));
   DFLASH_RETURN_IF_ERROR(CopyToHost(tokens.data(), proposals.data(), proposals.bytes(), stream));
   std::vector<std::vector<int32_t>> of_slots;
   for (auto row = tokens.begin(); row != tokens.end(); row += drafts)

@@ -25,8 +25,8 @@ absl::Status SyntheticDrafter::Propose(DecodeStates states, const int32_t* slots
                                        const Proposals& proposals) {
   DFLASH_RETURN_IF_ERROR(ForwardingDrafter::Propose(states, slots, count, proposals));
   // Copied as 32-bit words, whatever they mean.
-  const int64_t cols = max_drafts();
-  return CopyRows(ConstMatrixView(schedule_.data(), DType::kF32, count, cols, cols),
+  const int64_t cols = proposals.depth;
+  return CopyRows(ConstMatrixView(schedule_.data(), DType::kF32, count, cols, max_drafts()),
                   MatrixView(proposals.tokens, DType::kF32, count, cols, cols), *stream_);
 }
 

@@ -78,6 +78,7 @@ absl::Status DecodeRounds::Allocate() {
                      .first_rows = {},
                      .log_probs = {},
                      .proposals = {},
+                     .depth = 0,
                      .report = std::move(report),
                      .lengths = std::move(lengths),
                      .done = std::move(done),
@@ -159,7 +160,9 @@ absl::Status DecodeRounds::Enqueue(const std::vector<Member>& members, int64_t m
     if (!proposes) continue;
     draft_slots.push_back(member.slot);
     ++shape.drafting;
+    shape.depth = std::max(shape.depth, capacity - 1);
   }
+  round.depth = shape.depth;
   if (!SameEntries(entries, planned_entries_)) {
     DFLASH_RETURN_IF_ERROR(Upload(entries_, entries, *stream_));
     planned_entries_ = std::move(entries);
@@ -210,7 +213,8 @@ absl::Status DecodeRounds::Share(T* values, int64_t count) const {
 // depend on `shape` alone.
 absl::Status DecodeRounds::EnqueueWork(const Shape& shape, Processing* processing) {
   const RoundEntries entries = {.data = entries_.As<RoundEntry>(), .count = shape.sequences};
-  const Proposals proposals = {.tokens = proposals_.As<int32_t>(), .confidences = confidences()};
+  const Proposals proposals = {
+      .depth = shape.depth, .tokens = proposals_.As<int32_t>(), .confidences = confidences()};
   DFLASH_RETURN_IF_ERROR(RecordMark(kStart));
 
   DFLASH_RETURN_IF_ERROR(Share(states().data, slots_));
@@ -218,7 +222,7 @@ absl::Status DecodeRounds::EnqueueWork(const Shape& shape, Processing* processin
     DFLASH_RETURN_IF_ERROR(
         drafter_->Propose(states(), draft_slots_.As<int32_t>(), shape.drafting, proposals));
   }
-  DFLASH_RETURN_IF_ERROR(MakeVerifyRows(states(), entries, proposals.tokens, block_rows() - 1,
+  DFLASH_RETURN_IF_ERROR(MakeVerifyRows(states(), entries, proposals.tokens, proposals.depth,
                                         options_.vocabulary, rows(), *stream_));
   DFLASH_RETURN_IF_ERROR(RecordMark(kDrafted));
 
@@ -310,7 +314,7 @@ absl::StatusOr<DecodeRounds::Outcome> DecodeRounds::Collect() {
     }
     const int32_t drafts = results[i].rows - 1;
     if (drafts > 0) {
-      const float* first = confidences + round.proposals[i] * (block_rows() - 1);
+      const float* first = confidences + round.proposals[i] * round.depth;
       if (*first >= 0) outcome.sequences.back().confidences.assign(first, first + drafts);
     }
     table_->TakeLengths(round.lengths, member.slot);

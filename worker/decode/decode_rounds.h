@@ -88,7 +88,7 @@ class DecodeRounds {
     RoundResult result;
     std::vector<int32_t> emitted;
     std::vector<TokenLogProbs> log_probs;  // of these, where some member wants them
-    std::vector<float> confidences = {};  // of the drafts; empty where the drafter has none
+    std::vector<float> confidences = {};   // of the drafts; empty where the drafter has none
   };
   struct Outcome {
     std::vector<SequenceOutcome> sequences;  // as they were enqueued
@@ -113,6 +113,7 @@ class DecodeRounds {
   struct Shape {
     int64_t sequences = 0;
     int64_t drafting = 0;
+    int64_t depth = 0;  // tokens wanted of every proposal
     int64_t rows = 0;
     SamplingReach reach = SamplingReach::kBest;  // in a group of ranks; one rank alone does not need it
     auto operator<=>(const Shape&) const = default;
@@ -121,7 +122,8 @@ class DecodeRounds {
     std::vector<Member> members;
     std::vector<int32_t> first_rows;
     std::vector<TokenLogProbs> log_probs;  // per row
-    std::vector<int32_t> proposals;  // of the drafter, -1: none
+    std::vector<int32_t> proposals;        // of the drafter, -1: none
+    int64_t depth = 0;                     // of these
     PinnedBuffer report, lengths;
     Event done;
     bool is_settled = true;

@@ -178,7 +178,7 @@ class ChangesProposals : public Wrapper {
   absl::Status Propose(DecodeStates states, const int32_t* slots, int64_t count,
                        const Proposals& proposals) override {
     DFLASH_RETURN_IF_ERROR(ForwardingDrafter::Propose(states, slots, count, proposals));
-    DFLASH_ASSIGN_OR_RETURN(std::vector<int32_t> tokens, Read(proposals.tokens, count * max_drafts()));
+    DFLASH_ASSIGN_OR_RETURN(std::vector<int32_t> tokens, Read(proposals.tokens, count * proposals.depth));
     for (int32_t& token : tokens) token = Change(token);
     return Write(proposals.tokens, tokens);
   }
@@ -195,7 +195,7 @@ class ZeroHead final : public ChangesProposals {
                        const Proposals& proposals) override {
     DFLASH_RETURN_IF_ERROR(ChangesProposals::Propose(states, slots, count, proposals));
     if (proposals.confidences == nullptr) return absl::OkStatus();
-    return Write(proposals.confidences, std::vector<float>(static_cast<size_t>(count * max_drafts())));
+    return Write(proposals.confidences, std::vector<float>(static_cast<size_t>(count * proposals.depth)));
   }
 
  protected:

@@ -70,8 +70,12 @@ class DFlashDrafter::Impl {
     return target->communicator().AllReduceAddRmsNorm(product, h, weight.view(), contract.norm_weight, eps(),
                                                       y, *stream);
   }
-  // Leaves this rank's part of the output of the layer's feed-forward block in delta_, for the next AddNorm.
-  absl::Status RunLayer(size_t layer, SegmentList segments, MatrixView h);
+  // A layer up to its attention, whose output it leaves in attended_, and the rest of it: that leaves this
+  // rank's part of the output of the feed-forward block in delta_, for the next AddNorm.
+  absl::Status Attend(size_t layer, SegmentList segments, MatrixView h);
+  absl::Status FeedForward(size_t layer, ConstMatrixView attended, MatrixView h);
+  // Rows [first, first + taken) of every `block` rows; all of it dense.
+  absl::Status TakeRows(ConstMatrixView rows, int64_t block, int64_t first, int64_t taken, MatrixView to);
 
   DFlashWeights weights_;
   RopeShape rope_;
@@ -229,38 +233,58 @@ absl::Status DFlashDrafter::Impl::IngestRows(Phase phase, ConstMatrixView taps, 
 // position.
 absl::Status DFlashDrafter::Impl::Propose(DecodeStates states, const int32_t* slots, int64_t count,
                                           const Proposals& proposals) {
-  if (count > options.max_sequences) {
-    return absl::InvalidArgumentError(absl::StrCat(count, " anchors, at most ", options.max_sequences));
+  const int64_t block = contract.block_size, depth = proposals.depth;
+  if (count > options.max_sequences || depth < 1 || depth >= block) {
+    return absl::InvalidArgumentError(absl::StrCat(count, " anchors, at most ", options.max_sequences, ", ",
+                                                   depth, " tokens each, at most ", block - 1));
   }
   if (count == 0) return absl::OkStatus();
-  const int64_t block = contract.block_size;
   const int64_t rows = count * block;
   DFLASH_RETURN_IF_ERROR(MakeDraftBlocks(states, slots, count, block, contract.mask_token_id,
                                          ids_.As<int32_t>(), segments_.As<Segment>(), *stream));
   const SegmentList segments = {.data = segments_.As<Segment>(), .count = count};
-  const MatrixView h = hidden_.Rows(rows);
+  MatrixView h = hidden_.Rows(rows);
   DFLASH_RETURN_IF_ERROR(target->Embed(ids_.As<int32_t>(), h));
-  for (size_t layer = 0; layer < weights_.layers.size(); ++layer)
-    DFLASH_RETURN_IF_ERROR(RunLayer(layer, segments, h));
-  const MatrixView y = normed_.Rows(rows);
-  DFLASH_RETURN_IF_ERROR(AddNorm(h, delta_.Rows(rows), weights_.norm, y));
+  const int64_t kept = 1 + depth;
+  for (size_t layer = 0; layer < weights_.layers.size(); ++layer) {
+    DFLASH_RETURN_IF_ERROR(Attend(layer, segments, h));
+    MatrixView attended = attended_.Rows(rows);
+    if (layer + 1 == weights_.layers.size() && kept < block) {
+      // The others were there for the keys and values that these see. Their places are free by now.
+      const MatrixView kept_h = fused_.Rows(count * kept), kept_attended = q_.Rows(count * kept);
+      DFLASH_RETURN_IF_ERROR(TakeRows(h, block, 0, kept, kept_h));
+      DFLASH_RETURN_IF_ERROR(TakeRows(attended, block, 0, kept, kept_attended));
+      h = kept_h;
+      attended = kept_attended;
+    }
+    DFLASH_RETURN_IF_ERROR(FeedForward(layer, attended, h));
+  }
+  const MatrixView y = normed_.Rows(h.rows);
+  DFLASH_RETURN_IF_ERROR(AddNorm(h, delta_.Rows(h.rows), weights_.norm, y));
   DFLASH_RETURN_IF_ERROR(Observe(DraftStage::kLayerInput, weights_.layers.size(), h));
   DFLASH_RETURN_IF_ERROR(Observe(DraftStage::kOutput, 0, y));
-  // Row 0 holds the anchor, which is known: only rows 1..B-1 go through the head.
-  const int64_t drafts = block - 1;
-  const MatrixView head_input = head_input_.Rows(count * drafts);
-  const int64_t hidden = config.hidden_size;
-  DFLASH_RETURN_IF_ERROR(CopyRows(
-      ConstMatrixView(y.Rows(1, 1).data, y.dtype, count, drafts * hidden, block * hidden),
-      MatrixView(head_input.data, head_input.dtype, count, drafts * hidden, drafts * hidden), *stream));
-  const MatrixView logits = logits_.Rows(count * drafts);
+  // Row 0 holds the anchor, which is known: only the rows behind it go through the head.
+  MatrixView head_input = y.Rows(1, depth);
+  if (count > 1) {
+    head_input = head_input_.Rows(count * depth);
+    DFLASH_RETURN_IF_ERROR(TakeRows(y, kept, 1, depth, head_input));
+  }
+  const MatrixView logits = logits_.Rows(count * depth);
   DFLASH_RETURN_IF_ERROR(target->Head(head_input, FasterLinearPhase(head_input.rows), logits));
   last_draft_logits = logits;
   // A row of NaN yields -1, which ends the proposal: a drafter may fail, it must not stop its request.
   return target->ChooseDrafts(logits, options.vocabulary, proposals.tokens, proposals.confidences);
 }
 
-absl::Status DFlashDrafter::Impl::RunLayer(size_t layer, SegmentList segments, MatrixView h) {
+// In one copy: the rows of a block lie one after the other.
+absl::Status DFlashDrafter::Impl::TakeRows(ConstMatrixView rows, int64_t block, int64_t first, int64_t taken,
+                                           MatrixView to) {
+  const int64_t blocks = rows.rows / block, cols = rows.cols;
+  return CopyRows(ConstMatrixView(rows.Rows(first, 1).data, rows.dtype, blocks, taken * cols, block * cols),
+                  MatrixView(to.data, to.dtype, blocks, taken * cols, taken * cols), *stream);
+}
+
+absl::Status DFlashDrafter::Impl::Attend(size_t layer, SegmentList segments, MatrixView h) {
   const DFlashLayerWeights& w = weights_.layers[layer];
   const int64_t rows = h.rows;
   const Phase linear_phase = FasterLinearPhase(rows);
@@ -288,7 +312,15 @@ absl::Status DFlashDrafter::Impl::RunLayer(size_t layer, SegmentList segments, M
   DFLASH_RETURN_IF_ERROR(Attention(q, k, v, segments, table->context_starts(), table->page_table(),
                                    Pool(layer), Mask(layer), scale, Phase::kVerify, attended, *stream,
                                    ContextWritten::kBeforeLastNormAndRope));
-  DFLASH_RETURN_IF_ERROR(Observe(DraftStage::kAttended, layer, attended));
+  return Observe(DraftStage::kAttended, layer, attended);
+}
+
+absl::Status DFlashDrafter::Impl::FeedForward(size_t layer, ConstMatrixView attended, MatrixView h) {
+  const DFlashLayerWeights& w = weights_.layers[layer];
+  const int64_t rows = h.rows;
+  const Phase linear_phase = FasterLinearPhase(rows);
+  const MatrixView x = normed_.Rows(rows);
+  const MatrixView delta = delta_.Rows(rows);
   DFLASH_RETURN_IF_ERROR(Linear(attended, w.out, linear_phase, delta, *stream));
   DFLASH_RETURN_IF_ERROR(AddNorm(h, delta, w.post_attention_norm, x));
   DFLASH_RETURN_IF_ERROR(
@@ -340,7 +372,7 @@ absl::Status DFlashDrafter::ProposeAt(int32_t slot, int32_t anchor, int64_t posi
   DFLASH_RETURN_IF_ERROR(CopyToDevice(states.As<DecodeState>() + slot, &state, sizeof(state), stream));
   DFLASH_RETURN_IF_ERROR(CopyToDevice(list.data(), &slot, sizeof(slot), stream));
   DFLASH_RETURN_IF_ERROR(Propose({.data = states.As<DecodeState>(), .slots = slots}, list.As<int32_t>(), 1,
-                                 {.tokens = proposals.As<int32_t>()}));
+                                 {.depth = max_drafts(), .tokens = proposals.As<int32_t>()}));
   return stream.Synchronize();  // the buffers go
 }
 

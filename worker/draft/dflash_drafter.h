@@ -20,7 +20,8 @@
 namespace dflash {
 
 // What a block pass has just computed, in the order of computation. Rows are those of all blocks, in the
-// activation dtype; columns this rank's.
+// activation dtype; columns this rank's. Behind the last layer's attention they are the first 1 + depth of
+// each block.
 enum class DraftStage : uint8_t {
   kLayerInput,  // residual before layer `layer`; layer 0: the embeddings, the number of layers: the last one
   kQuery,       // normed and rotated
@@ -66,7 +67,7 @@ class DFlashDrafter final : public Drafter {
   absl::Status ProposeAt(int32_t slot, int32_t anchor, int64_t position);
   // Views of intermediate results of the last call, valid until the next one (golden tests, doctor).
   ConstMatrixView last_context_features() const;  // activation dtype [rows ingested, D]: c = norm(fc taps)
-  ConstMatrixView last_draft_logits() const;      // f32 [slots * (block - 1), target's logits_cols()]
+  ConstMatrixView last_draft_logits() const;      // f32 [slots * depth, target's logits_cols()]
 
   // Not while rounds are captured.
   void set_observer(DraftObserver observer);

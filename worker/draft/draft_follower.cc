@@ -42,10 +42,12 @@ absl::Status DraftFollower::Open(int32_t slot, int64_t start) {
 }
 
 absl::Status DraftFollower::Propose(DecodeStates, const int32_t*, int64_t count, const Proposals& proposals) {
-  if (count > options_.max_sequences)
-    return absl::InvalidArgumentError(absl::StrCat(count, " anchors, at most ", options_.max_sequences));
+  if (count > options_.max_sequences || proposals.depth < 1 || proposals.depth > max_drafts()) {
+    return absl::InvalidArgumentError(absl::StrCat(count, " anchors, at most ", options_.max_sequences, ", ",
+                                                   proposals.depth, " tokens each, at most ", max_drafts()));
+  }
   if (count == 0) return absl::OkStatus();
-  const int64_t proposed = count * max_drafts();
+  const int64_t proposed = count * proposals.depth;
   DFLASH_RETURN_IF_ERROR(target_->Embed(nullptr, rows_.Rows(count * options_.block_size)));
   DFLASH_RETURN_IF_ERROR(
       target_->Head(rows_.Rows(proposed), FasterLinearPhase(proposed), logits_.Rows(proposed)));

@@ -30,7 +30,7 @@ class DraftFollower final : public Drafter {
   // Context is kept on rank 0; here only its length, so that both ranks' sequences look alike.
   absl::Status Ingest(ConstMatrixView taps, const std::vector<CommittedRows>& rows) override;
   absl::Status IngestVerified(ConstMatrixView taps, SegmentList segments, const int32_t* row_counts) override;
-  // Only the number of slots counts. Writes rank 0's proposals.
+  // Only the number of slots and the depth count. Writes rank 0's proposals.
   absl::Status Propose(DecodeStates states, const int32_t* slots, int64_t count,
                        const Proposals& proposals) override;
   absl::Status Open(int32_t slot, int64_t start) override;

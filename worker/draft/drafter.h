@@ -14,8 +14,9 @@
 
 namespace dflash {
 
-// What a drafter proposes, device memory, [sequences, max_drafts()].
+// What a drafter proposes, device memory, [sequences, depth].
 struct Proposals {
+  int64_t depth = 0;          // tokens wanted of every sequence, [1, max_drafts()]
   int32_t* tokens = nullptr;  // the best candidate per depth; -1, if any, ends a proposal
   // The probability that the drafter gives each of them, in [0, 1]. Null: nobody wants to know. A drafter
   // that has no probabilities leaves them as they are.
@@ -47,8 +48,10 @@ class Drafter {
   virtual absl::Status IngestVerified(ConstMatrixView taps, SegmentList segments,
                                       const int32_t* row_counts) = 0;
 
-  // Proposes tokens for the positions after the anchor of every listed slot, in one pass for all of them.
-  // What it writes for a sequence that has ended means nothing. slots: int32 [count], device memory.
+  // Proposes tokens for the positions after the anchor of every listed slot, in one pass for all of them. How
+  // many are wanted changes none of them (but what a backend's arithmetic makes of other numbers of rows: on
+  // the CPU nothing). InvalidArgument: more sequences than it was made for, or a depth out of range. What it
+  // writes for a sequence that has ended means nothing. slots: int32 [count], device memory.
   virtual absl::Status Propose(DecodeStates states, const int32_t* slots, int64_t count,
                                const Proposals& proposals) = 0;
 

@@ -82,8 +82,8 @@ class RecordingDrafter final : public ForwardingDrafter {
                        const Proposals& to) override {
     const Stream& stream = *pair_.stream;
     absl::Status status = ForwardingDrafter::Propose(states, slots, count, to);
-    Tokens proposed(static_cast<size_t>(count * max_drafts())), drafting(static_cast<size_t>(count));
-    if (status.ok()) status = CopyToHost(proposed.data(), to.tokens, count * max_drafts() * 4, stream);
+    Tokens proposed(static_cast<size_t>(count * to.depth)), drafting(static_cast<size_t>(count));
+    if (status.ok()) status = CopyToHost(proposed.data(), to.tokens, count * to.depth * 4, stream);
     if (status.ok()) status = CopyToHost(drafting.data(), slots, count * 4, stream);
     if (!status.ok()) return status;
     proposals.push_back(proposed);

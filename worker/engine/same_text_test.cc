@@ -44,14 +44,14 @@ class ContextFreeDrafter : public Drafter {
  protected:
   static constexpr int64_t kMaxDrafts = 15;
 
-  // Writes one proposal per slot; -1 ends the shorter ones.
-  absl::Status Write(const std::vector<std::vector<int32_t>>& proposals, int32_t* to) {
+  // Writes one proposal per slot, as much of it as is wanted; -1 ends the shorter ones.
+  absl::Status Write(std::vector<std::vector<int32_t>> proposals, const Proposals& to) {
     std::vector<int32_t> all;
-    for (const std::vector<int32_t>& proposal : proposals) {
+    for (std::vector<int32_t>& proposal : proposals) {
+      proposal.resize(static_cast<size_t>(to.depth), -1);
       all.insert(all.end(), proposal.begin(), proposal.end());
-      all.resize(all.size() + static_cast<size_t>(kMaxDrafts) - proposal.size(), -1);
     }
-    return CopyToDevice(to, all.data(), static_cast<int64_t>(all.size() * sizeof(int32_t)), *stream_);
+    return CopyToDevice(to.tokens, all.data(), static_cast<int64_t>(all.size() * sizeof(int32_t)), *stream_);
   }
 
   SequenceTable* table_;
@@ -67,7 +67,7 @@ class RandomDrafter final : public ContextFreeDrafter {
       proposal.resize(random_() % 16);
       for (int32_t& token : proposal) token = static_cast<int32_t>(random_() % 4096);
     }
-    return Write(proposals, to.tokens);
+    return Write(std::move(proposals), to);
   }
 
  private:
@@ -92,7 +92,7 @@ class OracleDrafter final : public ContextFreeDrafter {
     const size_t end = std::min(next + static_cast<size_t>(kMaxDrafts), output_.size());
     return Write({{output_.begin() + static_cast<int64_t>(std::min(next, end)),
                    output_.begin() + static_cast<int64_t>(end)}},
-                 to.tokens);
+                 to);
   }
 
  private:
