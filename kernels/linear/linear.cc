@@ -8,15 +8,18 @@
 namespace dflash {
 
 absl::StatusOr<LinearWeight> LinearWeight::Allocate(int64_t out_features, int64_t in_features, DType dtype,
-                                                    const Stream& stream) {
-  if (out_features < 1 || in_features < 1 || out_features > INT64_MAX / 16 / in_features) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("LinearWeight: illegal size ", out_features, "x", in_features));
+                                                    const Stream& stream, LinearUse use) {
+  if (out_features < 1 || in_features < 1 || out_features > INT64_MAX / 16 / in_features ||
+      (use == LinearUse::kGateUp && out_features % 2 != 0)) {
+    return absl::InvalidArgumentError(absl::StrCat("LinearWeight: illegal size ", out_features, "x",
+                                                   in_features,
+                                                   use == LinearUse::kGateUp ? " of gate and up" : ""));
   }
   LinearWeight weight;
   weight.out_features_ = out_features;
   weight.in_features_ = in_features;
   weight.dtype_ = dtype;
+  weight.use_ = use;
   DFLASH_ASSIGN_OR_RETURN(const int64_t bytes, backend::PackedLinearBytes(out_features, in_features, dtype));
   DFLASH_ASSIGN_OR_RETURN(weight.packed_, Buffer::Allocate(bytes, stream));
   return weight;
@@ -34,7 +37,7 @@ absl::Status LinearWeight::PackRows(ConstMatrixView rows, int64_t first_output, 
 }
 
 absl::StatusOr<LinearWeight> LinearWeight::Pack(const std::vector<ConstMatrixView>& parts,
-                                                const Stream& stream) {
+                                                const Stream& stream, LinearUse use) {
   if (parts.empty()) return absl::InvalidArgumentError("LinearWeight: no matrices");
   int64_t out_features = 0;
   for (const ConstMatrixView& part : parts) {
@@ -50,7 +53,8 @@ absl::StatusOr<LinearWeight> LinearWeight::Pack(const std::vector<ConstMatrixVie
     }
     out_features += part.rows;
   }
-  DFLASH_ASSIGN_OR_RETURN(LinearWeight weight, Allocate(out_features, parts[0].cols, parts[0].dtype, stream));
+  DFLASH_ASSIGN_OR_RETURN(LinearWeight weight,
+                          Allocate(out_features, parts[0].cols, parts[0].dtype, stream, use));
   int64_t first_output = 0;
   for (const ConstMatrixView& part : parts) {
     DFLASH_RETURN_IF_ERROR(backend::PackHostRows(part, first_output, weight, stream));

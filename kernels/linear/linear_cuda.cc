@@ -8,13 +8,21 @@
 #include "kernels/device/cuda/cuda_status.h"
 #include "kernels/device/cuda/stream_cuda.h"
 #include "kernels/linear/linear_backend.h"
+#include "kernels/linear/linear_call_cuda.h"
 
 namespace dflash {
 
-// Beyond kStreamRows rows a weight is streamed again. (Elsewhere than on Hopper both phases are one kernel.)
-Phase FasterLinearPhase(int64_t rows) { return rows > kStreamRows ? Phase::kPrefill : Phase::kVerify; }
+// As measured: docs/adr/0007-one-weight-layout-two-kernels.md. (Elsewhere than on Hopper both phases are one
+// kernel.)
+Phase FasterLinearPhase(int64_t rows) { return rows > 224 ? Phase::kPrefill : Phase::kVerify; }
 
-namespace backend {
+PackedWeight PackedWeightOf(const LinearWeight& weight) {
+  PackedWeight packed = {weight.packed().data(), weight.out_features(), weight.in_features()};
+  const int64_t half = weight.out_features() / 2;
+  if (weight.use() == LinearUse::kGateUp && half % 8 == 0) packed.features = half;
+  return packed;
+}
+
 namespace {
 
 // The end of the workspace, where rows of x are laid out anew when they do not begin at multiples of 16
@@ -31,14 +39,16 @@ absl::Status CheckSize(int64_t out_features, int64_t in_features) {
 }
 
 cudaError_t LaunchBf16(ConstMatrixView x, const PackedWeight& weight, Phase phase, MatrixView y,
-                       const CudaContext& context) {
+                       const CudaContext& context, LinearResult result) {
   // The two fast kernels are made of warpgroup products, which Hopper alone has.
-  if (context.compute_capability != 90) return LaunchLinearPortable(x, weight, y, context);
-  return phase == Phase::kVerify ? LaunchLinearStream(x, weight, y, context)
-                                 : LaunchLinearTiled(x, weight, y, context);
+  if (context.compute_capability != 90) return LaunchLinearPortable(x, weight, y, context, result);
+  return phase == Phase::kVerify ? LaunchLinearStream(x, weight, y, context, result)
+                                 : LaunchLinearTiled(x, weight, y, context, result);
 }
 
 }  // namespace
+
+namespace backend {
 
 absl::StatusOr<int64_t> PackedLinearBytes(int64_t out_features, int64_t in_features, DType dtype) {
   DFLASH_RETURN_IF_ERROR(CheckSize(out_features, in_features));
@@ -54,9 +64,9 @@ absl::Status PackRows(ConstMatrixView rows, int64_t first_output, const LinearWe
     return CudaStatus(LaunchCopyRows(rows, MatrixView(to, rows.rows, rows.cols), context),
                       "packing a weight");
   }
-  const PackedWeight packed = {nullptr, weight.out_features(), weight.in_features()};
-  return CudaStatus(LaunchPackRows(rows, first_output, packed, weight.packed().data(), context),
-                    "packing a weight");
+  return CudaStatus(
+      LaunchPackRows(rows, first_output, PackedWeightOf(weight), weight.packed().data(), context),
+      "packing a weight");
 }
 
 absl::Status PackHostRows(ConstMatrixView rows, int64_t first_output, const LinearWeight& weight,
@@ -84,12 +94,19 @@ absl::Status PackHostRows(ConstMatrixView rows, int64_t first_output, const Line
 
 absl::Status Linear(ConstMatrixView x, const LinearWeight& w, Phase phase, MatrixView y,
                     const Stream& stream) {
-  const CudaContext& context = CudaOf(stream);
   if (w.dtype() == DType::kF32) {
-    return CudaStatus(LaunchLinearF32(x, w.packed().As<float>(), w.in_features(), y, context), "Linear");
+    return CudaStatus(LaunchLinearF32(x, w.packed().As<float>(), w.in_features(), y, CudaOf(stream)),
+                      "Linear");
   }
-  const PackedWeight weight = {w.packed().data(), w.out_features(), w.in_features()};
-  if (IsBulkReadable(x)) return CudaStatus(LaunchBf16(x, weight, phase, y, context), "Linear");
+  return CallLinear(x, PackedWeightOf(w), phase, y, LinearResult::kSums, stream);
+}
+
+}  // namespace backend
+
+absl::Status CallLinear(ConstMatrixView x, const PackedWeight& weight, Phase phase, MatrixView y,
+                        LinearResult result, const Stream& stream) {
+  const CudaContext& context = CudaOf(stream);
+  if (IsBulkReadable(x)) return CudaStatus(LaunchBf16(x, weight, phase, y, context, result), "Linear");
 
   const int64_t stride = (x.cols + 7) / 8 * 8;
   const int64_t rows_at_once = std::min(kStagedRows, kStagingBytes / (stride * SizeOf(x.dtype)));
@@ -102,10 +119,9 @@ absl::Status Linear(ConstMatrixView x, const LinearWeight& w, Phase phase, Matri
     const MatrixView aligned(staging, x.dtype, rows, x.cols, stride);
     DFLASH_RETURN_IF_ERROR(CudaStatus(LaunchCopyRows(x.Rows(row, rows), aligned, context), "Linear"));
     DFLASH_RETURN_IF_ERROR(
-        CudaStatus(LaunchBf16(aligned, weight, phase, y.Rows(row, rows), context), "Linear"));
+        CudaStatus(LaunchBf16(aligned, weight, phase, y.Rows(row, rows), context, result), "Linear"));
   }
   return absl::OkStatus();
 }
 
-}  // namespace backend
 }  // namespace dflash

@@ -44,7 +44,7 @@ std::string NameOf(Kernel kernel) {
 class LinearCudaTest : public ::testing::Test {
  protected:
   absl::Status Call(Kernel kernel, ConstMatrixView x, const LinearWeight& w, MatrixView y) {
-    const PackedWeight packed = {w.packed().data(), w.out_features(), w.in_features()};
+    const PackedWeight packed = PackedWeightOf(w);
     switch (kernel) {
       case Kernel::kVerify:
         return Linear(x, w, Phase::kVerify, y, stream_);
@@ -198,8 +198,8 @@ TEST_F(LinearCudaTest, RowsOfTheLargeModelHaveTheSameBitsInEveryCompany) {
 }
 
 TEST(FasterLinearPhaseTest, StreamsAWeightOnceOrTilesTheRows) {
-  for (int64_t rows : {1, 16, 128, 256}) EXPECT_EQ(FasterLinearPhase(rows), Phase::kVerify) << rows;
-  for (int64_t rows : {257, 512, 1024}) EXPECT_EQ(FasterLinearPhase(rows), Phase::kPrefill) << rows;
+  for (int64_t rows : {1, 16, 128, 224}) EXPECT_EQ(FasterLinearPhase(rows), Phase::kVerify) << rows;
+  for (int64_t rows : {225, 240, 256, 1024}) EXPECT_EQ(FasterLinearPhase(rows), Phase::kPrefill) << rows;
 }
 
 TEST_F(LinearCudaTest, CapturedLaunchesReplay) {

@@ -9,6 +9,7 @@
 #include "kernels/device/cuda/ptx.cuh"
 #include "kernels/device/cuda/vector.cuh"
 #include "kernels/linear/linear_cuda.h"
+#include "kernels/linear/linear_result.cuh"
 
 namespace dflash {
 namespace {
@@ -26,9 +27,9 @@ struct PortableTask {
   void* y;
   int64_t y_stride;
   int64_t rows;
-  int32_t in_features, out_features;
+  int32_t in_features, out_features, features;
   int32_t k_blocks, last_tile, last_tile_rows;
-  bool y_is_f32;
+  bool is_swiglu, y_is_f32;
 };
 
 // Copies `bytes` (0..16) bytes and fills up to 16 with zeros.
@@ -102,13 +103,16 @@ __global__ void __launch_bounds__(kThreads) LinearPortableKernel(const PortableT
   for (int j = 0; j < kTile / 8; ++j) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      const int32_t n = first_output + warp * 16 + lane / 4 + e / 2 * 8;
+      const int32_t place = first_output + warp * 16 + lane / 4 + e / 2 * 8;
       const int64_t row = first_row + 8 * j + lane % 4 * 2 + e % 2;
-      if (n >= task.out_features || row >= task.rows) continue;
+      if (place >= task.out_features || row >= task.rows) continue;
+      if (task.is_swiglu && e >= 2) continue;  // up outputs, which belong to the gates of e - 2
+      const int64_t at = row * task.y_stride + OutputAt(place, task.features);
+      const float value = task.is_swiglu ? SwiGluOf(d[j][e % 2], d[j][e % 2 + 2]) : d[j][e];
       if (task.y_is_f32) {
-        static_cast<float*>(task.y)[row * task.y_stride + n] = d[j][e];
+        static_cast<float*>(task.y)[at] = value;
       } else {
-        static_cast<__nv_bfloat16*>(task.y)[row * task.y_stride + n] = __float2bfloat16_rn(d[j][e]);
+        static_cast<__nv_bfloat16*>(task.y)[at] = __float2bfloat16_rn(value);
       }
     }
   }
@@ -117,7 +121,8 @@ __global__ void __launch_bounds__(kThreads) LinearPortableKernel(const PortableT
 }  // namespace
 
 cudaError_t LaunchLinearPortable(ConstMatrixView x, const PackedWeight& weight, MatrixView y,
-                                 const CudaContext& context) {
+                                 const CudaContext& context, LinearResult result) {
+  if (!IsLegalResult(weight, y, result)) return cudaErrorInvalidValue;
   const cudaError_t error =
       cudaFuncSetAttribute(LinearPortableKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
   if (error != cudaSuccess) return error;
@@ -132,6 +137,8 @@ cudaError_t LaunchLinearPortable(ConstMatrixView x, const PackedWeight& weight, 
     task.rows = rows;
     task.in_features = static_cast<int32_t>(weight.in_features);
     task.out_features = static_cast<int32_t>(weight.out_features);
+    task.features = static_cast<int32_t>(weight.features);
+    task.is_swiglu = result == LinearResult::kSwiGlu;
     task.k_blocks = static_cast<int32_t>(weight.KBlocks());
     task.last_tile = static_cast<int32_t>(weight.Tiles() - 1);
     task.last_tile_rows = static_cast<int32_t>(weight.LastTileRows());

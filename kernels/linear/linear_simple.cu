@@ -4,6 +4,7 @@
 #include "kernels/device/cuda/launch.cuh"
 #include "kernels/device/cuda/vector.cuh"
 #include "kernels/linear/linear_cuda.h"
+#include "kernels/linear/linear_result.cuh"
 
 namespace dflash {
 namespace {
@@ -12,7 +13,7 @@ constexpr int kThreads = 256;
 
 // Block (row, 256 pieces): a thread moves one 16-byte piece, eight elements of a row.
 __global__ void PackRowsKernel(const __nv_bfloat16* rows, int64_t stride, int64_t first_output,
-                               int64_t in_features, int64_t k_blocks, int64_t last_tile,
+                               int64_t in_features, int64_t features, int64_t k_blocks, int64_t last_tile,
                                int64_t last_tile_rows, uint4* packed) {
   LetNextKernelStart();
   WaitForPreviousKernel();
@@ -30,8 +31,8 @@ __global__ void PackRowsKernel(const __nv_bfloat16* rows, int64_t stride, int64_
     }
     words[i] = halves[0] | halves[1] << 16;
   }
-  const int64_t output = first_output + blockIdx.x;
-  const int64_t tile = output / kBlockOutputs, row = output % kBlockOutputs;
+  const int64_t place = PlaceOf(first_output + blockIdx.x, features);
+  const int64_t tile = place / kBlockOutputs, row = place % kBlockOutputs;
   const int64_t tile_rows = tile == last_tile ? last_tile_rows : kBlockOutputs;
   const int64_t packed_row = tile * kBlockOutputs * k_blocks + piece / 8 * tile_rows + row;
   packed[packed_row * 8 + ((piece % 8) ^ (row % 8))] = make_uint4(words[0], words[1], words[2], words[3]);
@@ -70,8 +71,8 @@ cudaError_t LaunchPackRows(ConstMatrixView rows, int64_t first_output, const Pac
   const LaunchShape shape = {.grid = Grid(rows.rows, CeilDiv(weight.KBlocks() * 8, kThreads)),
                              .block = dim3(kThreads)};
   return Launch(context, shape, PackRowsKernel, static_cast<const __nv_bfloat16*>(rows.data), rows.row_stride,
-                first_output, weight.in_features, weight.KBlocks(), weight.Tiles() - 1, weight.LastTileRows(),
-                static_cast<uint4*>(packed));
+                first_output, weight.in_features, weight.features, weight.KBlocks(), weight.Tiles() - 1,
+                weight.LastTileRows(), static_cast<uint4*>(packed));
 }
 
 cudaError_t LaunchLinearF32(ConstMatrixView x, const float* weight, int64_t in_features, MatrixView y,

@@ -31,6 +31,7 @@
 #include "kernels/device/cuda/vector.cuh"
 #include "kernels/device/cuda/wgmma.cuh"
 #include "kernels/linear/linear_cuda.h"
+#include "kernels/linear/linear_result.cuh"
 
 namespace dflash {
 namespace {
@@ -60,10 +61,10 @@ struct StreamTask {
   int64_t y_stride;
   float* partials;  // kBlockOutputs x kRows floats per block
   int32_t* flags;   // one per block: its partial is complete
-  int32_t rows, out_features;
+  int32_t rows, out_features, features;
   int32_t k_blocks, tiles, last_tile_rows;
   bool y_is_f32;
-  bool y_in_pairs;  // two consecutive outputs, the first even, lie at an address that allows one store
+  bool y_in_pairs;  // two consecutive columns, the first even, lie at an address that allows one store
 };
 
 // The range of a block, walked tile by tile from its end. Producer and consumers walk alike.
@@ -240,27 +241,37 @@ struct Consumer {
     }
   }
 
+  template <LinearResult kResult>
   __device__ __forceinline__ void StoreOutputs(const StreamTask& task, int32_t tile) const {
-    const int32_t n = tile * kBlockOutputs + FirstOutput() + Lane() / 4;
+    const int32_t place = tile * kBlockOutputs + FirstOutput() + Lane() / 4;
+    const int32_t column = OutputAt(place, task.features);
     int row = Lane() % 4 * 2;
 #pragma unroll
     for (int j = 0; j < kWords; ++j, row += 8) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float* v = &d[4 * j + 2 * half];  // rows `row` and `row` + 1
-        const int32_t output = n + 8 * half;
-        if (task.y_in_pairs) {
-          StorePair(task, row, output, v[0], v[1]);
-        } else if (output < task.out_features) {
-          if (row < task.rows) StoreOne(task, row, output, v[0]);
-          if (row + 1 < task.rows) StoreOne(task, row + 1, output, v[1]);
-        }
+      const float* v = &d[4 * j];
+      if constexpr (kResult == LinearResult::kSwiGlu) {  // the first half are gates, the other half is up
+        StoreRows(task, row, place, column, SwiGluOf(v[0], v[2]), SwiGluOf(v[1], v[3]));
+      } else {
+        const int32_t step = task.features == 0 ? 8 : task.features;  // to the output at place + 8
+        StoreRows(task, row, place, column, v[0], v[1]);
+        StoreRows(task, row, place + 8, column + step, v[2], v[3]);
       }
     }
   }
 
-  static __device__ __forceinline__ void StoreOne(const StreamTask& task, int row, int32_t output, float v) {
-    const int64_t at = row * task.y_stride + output;
+  // Stores rows `row` and `row` + 1 of the column that belongs to a place.
+  static __device__ __forceinline__ void StoreRows(const StreamTask& task, int row, int32_t place,
+                                                   int32_t column, float first, float second) {
+    if (task.y_in_pairs) {
+      StorePair(task, row, place, column, first, second);
+    } else if (place < task.out_features) {
+      if (row < task.rows) StoreOne(task, row, column, first);
+      if (row + 1 < task.rows) StoreOne(task, row + 1, column, second);
+    }
+  }
+
+  static __device__ __forceinline__ void StoreOne(const StreamTask& task, int row, int32_t column, float v) {
+    const int64_t at = row * task.y_stride + column;
     if (task.y_is_f32) {
       static_cast<float*>(task.y)[at] = v;
     } else {
@@ -268,18 +279,19 @@ struct Consumer {
     }
   }
 
-  // Neighbours (outputs n even and n + 1) exchange one value each, so that each holds both outputs of one
-  // row.
-  static __device__ __forceinline__ void StorePair(const StreamTask& task, int row, int32_t output,
-                                                   float first, float second) {
+  // Neighbours (places n even and n + 1, whose columns are neighbours, too) exchange one value each, so that
+  // each holds both columns of one row.
+  static __device__ __forceinline__ void StorePair(const StreamTask& task, int row, int32_t place,
+                                                   int32_t column, float first, float second) {
     const bool odd = Lane() / 4 % 2 != 0;
     const float received = __shfl_xor_sync(kAllLanes, odd ? first : second, 4);
     const float low = odd ? received : first, high = odd ? second : received;
     row += odd ? 1 : 0;
-    output -= odd ? 1 : 0;
-    if (row >= task.rows || output >= task.out_features) return;
-    if (output + 1 >= task.out_features) return StoreOne(task, row, output, low);
-    const int64_t at = row * task.y_stride + output;
+    place -= odd ? 1 : 0;
+    column -= odd ? 1 : 0;
+    if (row >= task.rows || place >= task.out_features) return;
+    if (place + 1 >= task.out_features) return StoreOne(task, row, column, low);
+    const int64_t at = row * task.y_stride + column;
     if (task.y_is_f32) {
       *reinterpret_cast<float2*>(static_cast<float*>(task.y) + at) = make_float2(low, high);
     } else {
@@ -288,7 +300,7 @@ struct Consumer {
   }
 };
 
-template <typename Shape>
+template <typename Shape, LinearResult kResult>
 __device__ __forceinline__ void Consume(const StreamTask& task, int64_t units, uint32_t stages, uint32_t full,
                                         uint32_t empty) {
   const int block = static_cast<int>(blockIdx.x), lane = static_cast<int>(threadIdx.x) % 32;
@@ -316,7 +328,7 @@ __device__ __forceinline__ void Consume(const StreamTask& task, int64_t units, u
       __syncwarp();
       consumer.AddPartials(task, first, block);
     }
-    consumer.StoreOutputs(task, piece.tile);
+    consumer.template StoreOutputs<kResult>(task, piece.tile);
     if (first < block) {
       ptx::NamedBarrier(1, kConsumers);  // all have seen the flags: clear them for the next launch
       for (int other = first + static_cast<int>(threadIdx.x); other < block; other += kConsumers) {
@@ -326,7 +338,7 @@ __device__ __forceinline__ void Consume(const StreamTask& task, int64_t units, u
   } while (piece.Next());
 }
 
-template <int kRows>
+template <int kRows, LinearResult kResult>
 __global__ void __launch_bounds__(kThreads, 1)
     LinearStreamKernel(const __grid_constant__ CUtensorMap x, const StreamTask task) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -348,7 +360,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x >= kConsumers) {
     if (threadIdx.x == kConsumers) Produce<Shape>(task, &x, units, stages, full, empty);
   } else {
-    Consume<Shape>(task, units, stages, full, empty);
+    Consume<Shape, kResult>(task, units, stages, full, empty);
   }
 #endif
 }
@@ -363,9 +375,11 @@ int64_t Blocks(const PackedWeight& weight, int multiprocessors) {
 
 template <int kRows>
 cudaError_t LaunchRows(ConstMatrixView x, const PackedWeight& weight, MatrixView y,
-                       const CudaContext& context) {
+                       const CudaContext& context, LinearResult result) {
   using Shape = StreamShape<kRows>;
-  const auto kernel = LinearStreamKernel<kRows>;
+  // One kernel for both would use more registers than there are.
+  const auto kernel = result == LinearResult::kSwiGlu ? LinearStreamKernel<kRows, LinearResult::kSwiGlu>
+                                                      : LinearStreamKernel<kRows, LinearResult::kSums>;
   const int64_t blocks = Blocks(weight, context.multiprocessors);
   if (blocks > kWorkspaceFlags ||
       blocks * kBlockOutputs * kRows * static_cast<int64_t>(sizeof(float)) > kWorkspaceBytes) {
@@ -386,6 +400,7 @@ cudaError_t LaunchRows(ConstMatrixView x, const PackedWeight& weight, MatrixView
   task.flags = context.flags;
   task.rows = static_cast<int32_t>(x.rows);
   task.out_features = static_cast<int32_t>(weight.out_features);
+  task.features = static_cast<int32_t>(weight.features);
   task.k_blocks = static_cast<int32_t>(weight.KBlocks());
   task.tiles = static_cast<int32_t>(weight.Tiles());
   task.last_tile_rows = static_cast<int32_t>(weight.LastTileRows());
@@ -399,7 +414,7 @@ cudaError_t LaunchRows(ConstMatrixView x, const PackedWeight& weight, MatrixView
 // A kernel for every width: each row that is only padding costs arithmetic and a copy to shared memory.
 struct Width {
   int64_t rows;
-  cudaError_t (*launch)(ConstMatrixView, const PackedWeight&, MatrixView, const CudaContext&);
+  cudaError_t (*launch)(ConstMatrixView, const PackedWeight&, MatrixView, const CudaContext&, LinearResult);
 };
 constexpr Width kWidths[] = {{8, LaunchRows<8>},
                              {16, LaunchRows<16>},
@@ -418,14 +433,15 @@ constexpr Width kWidths[] = {{8, LaunchRows<8>},
 }  // namespace
 
 cudaError_t LaunchLinearStream(ConstMatrixView x, const PackedWeight& weight, MatrixView y,
-                               const CudaContext& context) {
+                               const CudaContext& context, LinearResult result) {
   if (context.compute_capability != 90) return cudaErrorNotSupported;
+  if (!IsLegalResult(weight, y, result)) return cudaErrorInvalidValue;
   for (int64_t row = 0; row < x.rows; row += kStreamRows) {
     const ConstMatrixView from = x.Rows(row, std::min(kStreamRows, x.rows - row));
     const MatrixView to = y.Rows(row, from.rows);
     const Width* width = kWidths;
     while (width->rows < from.rows) ++width;
-    if (const cudaError_t error = width->launch(from, weight, to, context); error != cudaSuccess) {
+    if (const cudaError_t error = width->launch(from, weight, to, context, result); error != cudaSuccess) {
       return error;
     }
   }

@@ -1,6 +1,7 @@
 // The contract of linear.h against a double reference, for the linked backend.
 #include "kernels/linear/linear.h"
 
+#include <algorithm>
 #include <string>
 
 #include "gtest/gtest.h"
@@ -81,6 +82,30 @@ TEST_F(LinearTest, MatchesTheReferenceForOddShapes) {
   for (int64_t T : {1, 6, 7, 17}) ExpectMatchesOracle<bf16>(T, 40, 3000, 1);
 }
 
+// However a backend orders the outputs of a gate and an up projection in memory, y has them as they were
+// given.
+TEST_F(LinearTest, GateAndUpKeepTheirOrder) {
+  for (int64_t N : {2, 16, 30, 48, 128, 272, 1008}) {
+    const HostMatrix<bf16> gate = RandomMatrix<bf16>(N / 2, 72, 1), up = RandomMatrix<bf16>(N / 2, 72, 2);
+    HostMatrix<bf16> stacked(N, 72);
+    std::copy(gate.values.begin(), gate.values.end(), stacked.Row(0));
+    std::copy(up.values.begin(), up.values.end(), stacked.Row(N / 2));
+    auto weight = LinearWeight::Pack({gate.view(), up.view()}, stream_, LinearUse::kGateUp);
+    ASSERT_TRUE(weight.ok()) << weight.status();
+    EXPECT_EQ(weight->use(), LinearUse::kGateUp);
+    for (int64_t T : {1, 17, 130, 300}) {
+      const HostMatrix<float> x = RandomMatrix<float>(T, 72, 3);
+      const HostMatrix<double> expected = Oracle(x, stacked);
+      for (Phase phase : {Phase::kVerify, Phase::kPrefill}) {
+        for (int64_t extra_stride : {0, 1, 8}) {
+          SCOPED_TRACE(std::to_string(T) + " rows, " + std::to_string(N) + " outputs");
+          EXPECT_TRUE(Near(Run(x, *weight, phase, extra_stride), expected, LinearTolerance(72)));
+        }
+      }
+    }
+  }
+}
+
 TEST_F(LinearTest, StacksPartsInOrder) {
   const HostMatrix<bf16> a = RandomMatrix<bf16>(5, 48, 1), b = RandomMatrix<bf16>(40, 48, 2),
                          c = RandomMatrix<bf16>(3, 48, 3);
@@ -118,23 +143,29 @@ TEST_F(LinearTest, PackedInPiecesIsPackedAtOnce) {
   const HostMatrix<bf16> bf = RandomMatrix<bf16>(300, 72, 1);
   const HostMatrix<float> f32 = RandomMatrix<float>(300, 72, 1);
   const HostMatrix<float> x = RandomMatrix<float>(3, 72, 2);
-  const auto check = [&](const auto& w, DType dtype) {
-    auto whole = LinearWeight::Pack({w.view()}, stream_);
-    auto pieces = LinearWeight::Allocate(300, 72, dtype, stream_);
+  const auto check = [&](const auto& all, DType dtype, LinearUse use) {
+    const int64_t N = use == LinearUse::kGateUp ? 288 : 300;  // a gate of 144 outputs
+    const auto w = all.Rows(0, N);
+    auto whole = LinearWeight::Pack({w.view()}, stream_, use);
+    auto pieces = LinearWeight::Allocate(N, 72, dtype, stream_, use);
     ASSERT_TRUE(whole.ok() && pieces.ok());
-    for (auto [first, count] : {std::pair{130, 170}, {0, 1}, {1, 120}, {121, 9}}) {
+    for (auto [first, count] : {std::pair<int64_t, int64_t>{130, N - 130}, {0, 1}, {1, 120}, {121, 9}}) {
       const DeviceMatrix rows = DeviceMatrix::Input(w.Rows(first, count), stream_, 5);
       ASSERT_TRUE(pieces->PackRows(rows.view(), first, stream_).ok());
     }
     EXPECT_TRUE(BitEqual(Run(x, *pieces), Run(x, *whole)));
     const DeviceMatrix rows = DeviceMatrix::Input(w.Rows(0, 2), stream_);
     const DeviceMatrix other = DeviceMatrix::Input(RandomMatrix<float>(2, 71, 1), stream_);
-    EXPECT_EQ(pieces->PackRows(rows.view(), 299, stream_).code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(pieces->PackRows(rows.view(), N - 1, stream_).code(), absl::StatusCode::kInvalidArgument);
     EXPECT_EQ(pieces->PackRows(rows.view(), -1, stream_).code(), absl::StatusCode::kInvalidArgument);
     EXPECT_EQ(pieces->PackRows(other.view(), 0, stream_).code(), absl::StatusCode::kInvalidArgument);
   };
-  check(bf, DType::kBf16);
-  check(f32, DType::kF32);
+  for (LinearUse use : {LinearUse::kAny, LinearUse::kGateUp}) {
+    check(bf, DType::kBf16, use);
+    check(f32, DType::kF32, use);
+  }
+  EXPECT_EQ(LinearWeight::Allocate(33, 72, DType::kBf16, stream_, LinearUse::kGateUp).status().code(),
+            absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(LinearWeight::Allocate(0, 72, DType::kBf16, stream_).status().code(),
             absl::StatusCode::kInvalidArgument);
 }

@@ -18,6 +18,7 @@
 #include "kernels/device/cuda/vector.cuh"
 #include "kernels/device/cuda/wgmma.cuh"
 #include "kernels/linear/linear_cuda.h"
+#include "kernels/linear/linear_result.cuh"
 
 namespace dflash {
 namespace {
@@ -45,7 +46,7 @@ struct TiledShape {
 struct TiledTask {
   void* y;
   int64_t y_stride;
-  int32_t rows, out_features;
+  int32_t rows, out_features, features;
   int32_t k_blocks, last_tile, last_tile_rows;  // of the packed weight
   int32_t row_tiles, output_tiles;
   bool y_is_f32, y_is_aligned;
@@ -129,7 +130,7 @@ __device__ __forceinline__ void TransposeQuad(uint32_t (&words)[4]) {
 // + e mod 2.
 template <int kOutputs>
 __device__ __forceinline__ void StoreTile(const TiledTask& task, const float (&d)[kOutputs / 2],
-                                          int32_t first_row, int32_t first_output) {
+                                          int32_t first_row, int32_t first_place) {
   const int quad = static_cast<int>(threadIdx.x) % 4;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -139,13 +140,14 @@ __device__ __forceinline__ void StoreTile(const TiledTask& task, const float (&d
       float* y = static_cast<float*>(task.y) + row * task.y_stride;
 #pragma unroll
       for (int j = 0; j < kOutputs / 8; ++j) {
-        const int32_t n = first_output + 8 * j + 2 * quad;
+        const int32_t place = first_place + 8 * j + 2 * quad;
+        float* to = y + OutputAt(place, task.features);
         const float low = d[4 * j + 2 * half], high = d[4 * j + 2 * half + 1];
-        if (row_exists && task.y_is_aligned && n + 1 < task.out_features) {
-          *reinterpret_cast<float2*>(y + n) = make_float2(low, high);
+        if (row_exists && task.y_is_aligned && place + 1 < task.out_features) {
+          *reinterpret_cast<float2*>(to) = make_float2(low, high);
         } else if (row_exists) {
-          if (n < task.out_features) y[n] = low;
-          if (n + 1 < task.out_features) y[n + 1] = high;
+          if (place < task.out_features) to[0] = low;
+          if (place + 1 < task.out_features) to[1] = high;
         }
       }
       continue;
@@ -160,22 +162,59 @@ __device__ __forceinline__ void StoreTile(const TiledTask& task, const float (&d
         words[i] = PackBf16(d[at], d[at + 1]);
       }
       TransposeQuad(words);  // now eight consecutive outputs
-      const int32_t n = first_output + 8 * (4 * group + quad);
+      const int32_t place = first_place + 8 * (4 * group + quad);
+      __nv_bfloat16* to = y + OutputAt(place, task.features);
       if (!row_exists) continue;
-      if (task.y_is_aligned && n + 8 <= task.out_features) {
-        *reinterpret_cast<uint4*>(y + n) = make_uint4(words[0], words[1], words[2], words[3]);
+      if (task.y_is_aligned && place + 8 <= task.out_features) {
+        *reinterpret_cast<uint4*>(to) = make_uint4(words[0], words[1], words[2], words[3]);
       } else {
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
           const auto bits = static_cast<uint16_t>(words[i / 2] >> (16 * (i % 2)));
-          if (n + i < task.out_features) y[n + i] = __ushort_as_bfloat16(bits);
+          if (place + i < task.out_features) to[i] = __ushort_as_bfloat16(bits);
         }
       }
     }
   }
 }
 
+// The same for SwiGlu: of two neighbouring groups of eight columns the first are gates, the others up.
 template <int kOutputs>
+__device__ __forceinline__ void StoreSwiGlu(const TiledTask& task, const float (&d)[kOutputs / 2],
+                                            int32_t first_row, int32_t first_place) {
+  const int quad = static_cast<int>(threadIdx.x) % 4, odd = quad % 2;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int32_t row = first_row + static_cast<int32_t>(threadIdx.x) % 32 / 4 + 8 * half;
+    __nv_bfloat16* y = static_cast<__nv_bfloat16*>(task.y) + row * task.y_stride;
+#pragma unroll
+    for (int pair = 0; pair < kOutputs / 32; ++pair) {
+      uint32_t words[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float* gate = &d[8 * (2 * pair + i) + 2 * half];
+        words[i] = PackBf16(SwiGluOf(gate[0], gate[4]), SwiGluOf(gate[1], gate[5]));
+      }
+      // Lanes exchange a word, so that each has four consecutive features: the even one of the first gates.
+      const uint32_t received = __shfl_xor_sync(0xffffffffu, odd != 0 ? words[0] : words[1], 1);
+      const uint32_t low = odd != 0 ? received : words[0], high = odd != 0 ? words[1] : received;
+      const int32_t place = first_place + 16 * (2 * pair + odd);
+      if (row >= task.rows || place >= task.out_features) continue;
+      __nv_bfloat16* to = y + place / 2 + 4 * (quad / 2);
+      if (task.y_is_aligned) {
+        *reinterpret_cast<uint2*>(to) = make_uint2(low, high);
+      } else {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const uint32_t word = i < 2 ? low : high;
+          to[i] = __ushort_as_bfloat16(static_cast<uint16_t>(word >> (16 * (i % 2))));
+        }
+      }
+    }
+  }
+}
+
+template <int kOutputs, LinearResult kResult>
 __device__ __forceinline__ void Consume(const TiledTask& task, uint32_t stages, uint32_t full,
                                         uint32_t empty) {
   using Shape = TiledShape<kOutputs>;
@@ -215,11 +254,16 @@ __device__ __forceinline__ void Consume(const TiledTask& task, uint32_t stages, 
     ptx::WgmmaWait<0>();
     release(busy);
     const Tile tile = Tile::At<kOutputs>(task, index);
-    StoreTile<kOutputs>(task, d, tile.row + static_cast<int32_t>(threadIdx.x) / 32 * 16, tile.output);
+    const int32_t first_row = tile.row + static_cast<int32_t>(threadIdx.x) / 32 * 16;
+    if constexpr (kResult == LinearResult::kSwiGlu) {
+      StoreSwiGlu<kOutputs>(task, d, first_row, tile.output);
+    } else {
+      StoreTile<kOutputs>(task, d, first_row, tile.output);
+    }
   }
 }
 
-template <int kOutputs>
+template <int kOutputs, LinearResult kResult>
 __global__ void __launch_bounds__(kThreads, 1)
     LinearTiledKernel(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap weight,
                       const TiledTask task) {
@@ -244,16 +288,17 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x >= kConsumers) {
     if (threadIdx.x == kConsumers) Produce<kOutputs>(task, &x, &weight, stages, full, empty);
   } else {
-    Consume<kOutputs>(task, stages, full, empty);
+    Consume<kOutputs, kResult>(task, stages, full, empty);
   }
 #endif
 }
 
 template <int kOutputs>
 cudaError_t LaunchTiles(ConstMatrixView x, const PackedWeight& weight, TiledTask task,
-                        const CudaContext& context) {
+                        const CudaContext& context, LinearResult result) {
   using Shape = TiledShape<kOutputs>;
-  const auto kernel = LinearTiledKernel<kOutputs>;
+  const auto kernel = result == LinearResult::kSwiGlu ? LinearTiledKernel<kOutputs, LinearResult::kSwiGlu>
+                                                      : LinearTiledKernel<kOutputs, LinearResult::kSums>;
   cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::kSharedBytes);
   if (error != cudaSuccess) return error;
@@ -275,7 +320,7 @@ cudaError_t LaunchTiles(ConstMatrixView x, const PackedWeight& weight, TiledTask
 struct Width {
   int outputs;
   int64_t time;
-  cudaError_t (*launch)(ConstMatrixView, const PackedWeight&, TiledTask, const CudaContext&);
+  cudaError_t (*launch)(ConstMatrixView, const PackedWeight&, TiledTask, const CudaContext&, LinearResult);
 };
 constexpr Width kWidths[] = {{256, 256, LaunchTiles<256>},
                              {192, 190, LaunchTiles<192>},
@@ -285,14 +330,16 @@ constexpr Width kWidths[] = {{256, 256, LaunchTiles<256>},
 }  // namespace
 
 cudaError_t LaunchLinearTiled(ConstMatrixView x, const PackedWeight& weight, MatrixView y,
-                              const CudaContext& context) {
+                              const CudaContext& context, LinearResult result) {
   if (context.compute_capability != 90) return cudaErrorNotSupported;
+  if (!IsLegalResult(weight, y, result)) return cudaErrorInvalidValue;
   if (weight.PackedRows() > INT32_MAX / 2) return cudaErrorNotSupported;  // row numbers are 32-bit
   TiledTask task = {};
   task.y = y.data;
   task.y_stride = y.row_stride;
   task.rows = static_cast<int32_t>(x.rows);
   task.out_features = static_cast<int32_t>(weight.out_features);
+  task.features = static_cast<int32_t>(weight.features);
   task.k_blocks = static_cast<int32_t>(weight.KBlocks());
   task.last_tile = static_cast<int32_t>(weight.Tiles() - 1);
   task.last_tile_rows = static_cast<int32_t>(weight.LastTileRows());
@@ -311,7 +358,7 @@ cudaError_t LaunchLinearTiled(ConstMatrixView x, const PackedWeight& weight, Mat
       best_time = time;
     }
   }
-  return best->launch(x, weight, task, context);
+  return best->launch(x, weight, task, context, result);
 }
 
 }  // namespace dflash

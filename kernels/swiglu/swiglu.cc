@@ -30,7 +30,7 @@ absl::Status LinearSwiGlu(ConstMatrixView x, const LinearWeight& w, Phase phase,
                                                    ", y ", Describe(y)));
   }
   if (y.rows == 0) return absl::OkStatus();
-  DFLASH_ASSIGN_OR_RETURN(const bool done, backend::LinearSwiGlu(x, w, gate_up, y, stream));
+  DFLASH_ASSIGN_OR_RETURN(const bool done, backend::LinearSwiGlu(x, w, phase, gate_up, y, stream));
   if (done) return absl::OkStatus();
   DFLASH_RETURN_IF_ERROR(Linear(x, w, phase, gate_up, stream));
   return SwiGlu(gate_up, y, stream);

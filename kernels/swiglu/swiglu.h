@@ -14,10 +14,10 @@ namespace dflash {
 // Errors: InvalidArgument when shapes disagree.
 absl::Status SwiGlu(ConstMatrixView gate_up, MatrixView y, const Stream& stream);
 
-// y = SwiGlu of x Wᵀ: Linear into gate_up and SwiGlu of that, with the bits of the two calls.
-// x: activation dtype [T, K]; w: [2 F, K] (gate outputs first); y: activation dtype [T, F]. gate_up:
-// activation dtype [T, 2 F], scratch: what it holds afterwards is not said. No aliasing. Errors: those of the
-// two.
+// y = SwiGlu of x Wᵀ: Linear into gate_up and SwiGlu of that, with the bits of the two calls. Fast for
+// weights that are packed for it (LinearUse::kGateUp). x: activation dtype [T, K]; w: [2 F, K] (gate outputs
+// first); y: activation dtype [T, F]. gate_up: activation dtype [T, 2 F], scratch: what it holds afterwards
+// is not said. No aliasing. Errors: those of the two.
 absl::Status LinearSwiGlu(ConstMatrixView x, const LinearWeight& w, Phase phase, MatrixView gate_up,
                           MatrixView y, const Stream& stream);
 

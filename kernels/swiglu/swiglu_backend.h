@@ -12,8 +12,8 @@ namespace dflash::backend {
 
 absl::Status SwiGlu(ConstMatrixView gate_up, MatrixView y, const Stream& stream);
 // Whether it has done the work: a backend may leave shapes to the two calls.
-absl::StatusOr<bool> LinearSwiGlu(ConstMatrixView x, const LinearWeight& w, MatrixView gate_up, MatrixView y,
-                                  const Stream& stream);
+absl::StatusOr<bool> LinearSwiGlu(ConstMatrixView x, const LinearWeight& w, Phase phase, MatrixView gate_up,
+                                  MatrixView y, const Stream& stream);
 absl::Status SigmoidGate(MatrixView x, ConstMatrixView gate, const Stream& stream);
 
 }  // namespace dflash::backend

@@ -41,8 +41,8 @@ absl::Status SwiGlu(ConstMatrixView gate_up, MatrixView y, const Stream& stream)
 
 // A part makes the gate columns and the up columns that belong together, and their product while both are in
 // its cache.
-absl::StatusOr<bool> LinearSwiGlu(ConstMatrixView x, const LinearWeight& w, MatrixView gate_up, MatrixView y,
-                                  const Stream& stream) {
+absl::StatusOr<bool> LinearSwiGlu(ConstMatrixView x, const LinearWeight& w, Phase, MatrixView gate_up,
+                                  MatrixView y, const Stream& stream) {
   if (y.cols % kLinearBlock != 0) return false;
   const SwiGluKernels& kernels = Kernels();
   const int64_t blocks = y.cols / kLinearBlock;

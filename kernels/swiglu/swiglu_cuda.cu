@@ -1,8 +1,10 @@
+#include "base/status.h"
 #include "kernels/device/cuda/cuda_status.h"
 #include "kernels/device/cuda/launch.cuh"
 #include "kernels/device/cuda/stream_cuda.h"
 #include "kernels/device/cuda/vector.cuh"
 #include "kernels/elementary/elementary.h"
+#include "kernels/linear/linear_call_cuda.h"
 #include "kernels/swiglu/swiglu_backend.h"
 
 namespace dflash::backend {
@@ -42,9 +44,14 @@ absl::Status SwiGlu(ConstMatrixView gate_up, MatrixView y, const Stream& stream)
                     "SwiGlu");
 }
 
-absl::StatusOr<bool> LinearSwiGlu(ConstMatrixView, const LinearWeight&, MatrixView, MatrixView,
-                                  const Stream&) {
-  return false;
+// The product's kernel does it, where both sums are in one thread.
+absl::StatusOr<bool> LinearSwiGlu(ConstMatrixView x, const LinearWeight& w, Phase phase, MatrixView,
+                                  MatrixView y, const Stream& stream) {
+  if (w.dtype() != DType::kBf16) return false;
+  const PackedWeight weight = PackedWeightOf(w);
+  if (weight.features == 0) return false;
+  DFLASH_RETURN_IF_ERROR(CallLinear(x, weight, phase, y, LinearResult::kSwiGlu, stream));
+  return true;
 }
 
 absl::Status SigmoidGate(MatrixView x, ConstMatrixView gate, const Stream& stream) {

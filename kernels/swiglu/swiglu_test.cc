@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "gtest/gtest.h"
+#include "kernels/linear/linear_ref.h"
 #include "kernels/swiglu/swiglu_ref.h"
 #include "kernels/testing/compare.h"
 #include "kernels/testing/device_matrix.h"
@@ -18,6 +19,13 @@ namespace {
 
 Tolerance GateTolerance() {
   return ActivationDType() == DType::kF32 ? Tolerance::F32Elementwise() : Tolerance::Bf16Elementwise();
+}
+
+// Sums of K products, a gate and an up output of them, rounded, and their product. A rounding of the gate x
+// counts up to |x| times.
+Tolerance ChainTolerance(int64_t K) {
+  if (ActivationDType() == DType::kF32) return {4e-6 * static_cast<double>(K), 1e-4};
+  return {1e-5 * static_cast<double>(K), 8e-3 * std::sqrt(static_cast<double>(K))};
 }
 
 class SwiGluTest : public ::testing::Test {
@@ -108,25 +116,38 @@ TEST_F(SwiGluTest, MatchesTheReferenceAtTheModelsShapes) {
   }
 }
 
-// The projection and its gates, in one call or in two.
+// The projection and its gates, in one call or in two: the same bits, and what the formula says.
 TEST_F(SwiGluTest, LinearSwiGluEqualsItsParts) {
-  for (int64_t T : {0, 1, 4, 16, 33, 200}) {
-    for (const auto& [F, K] : {std::pair<int64_t, int64_t>{8, 40}, {32, 64}, {100, 48}, {160, 1300}}) {
-      SCOPED_TRACE(std::to_string(T) + " rows, " + std::to_string(F) + "x" + std::to_string(K));
+  for (int64_t T : {0, 1, 8, 33, 129, 257}) {
+    for (const auto& [F, K] :
+         {std::pair<int64_t, int64_t>{8, 40}, {32, 64}, {100, 48}, {160, 1300}, {520, 136}}) {
       const HostMatrix<bf16> rows = RandomMatrix<bf16>(2 * F, K, 1);
-      const LinearWeight w = LinearWeight::Pack({rows.view()}, stream_).value();
-      const DeviceMatrix x = DeviceMatrix::Activations(RandomMatrix<float>(T, K, 2), stream_, 8);
-      DeviceMatrix y[2] = {DeviceMatrix::Output(T, F, ActivationDType(), stream_, 8),
-                           DeviceMatrix::Output(T, F, ActivationDType(), stream_, 8)};
-      for (Phase phase : {Phase::kPrefill, Phase::kVerify}) {
-        const DeviceMatrix gate_up[2] = {DeviceMatrix::Output(T, 2 * F, ActivationDType(), stream_, 16),
-                                         DeviceMatrix::Output(T, 2 * F, ActivationDType(), stream_, 16)};
-        ASSERT_TRUE(LinearSwiGlu(x.view(), w, phase, gate_up[0].view(), y[0].view(), stream_).ok());
-        ASSERT_TRUE(Linear(x.view(), w, phase, gate_up[1].view(), stream_).ok());
-        ASSERT_TRUE(SwiGlu(gate_up[1].view(), y[1].view(), stream_).ok());
-        EXPECT_TRUE(BitEqual(y[0].ToHost(), y[1].ToHost()));
-        EXPECT_TRUE(y[0].GuardsIntact());
-        EXPECT_TRUE(gate_up[0].GuardsIntact());
+      const HostMatrix<float> x_host = Rounded(RandomMatrix<float>(T, K, 2));
+      HostMatrix<double> gate_up_expected(T, 2 * F), expected(T, F);
+      LinearRef<double>(x_host.values.data(), rows.values.data(), T, 2 * F, K,
+                        gate_up_expected.values.data());
+      SwiGluRef<double>(gate_up_expected.values.data(), T, F, expected.values.data());
+      for (LinearUse use : {LinearUse::kAny, LinearUse::kGateUp}) {
+        const LinearWeight w = LinearWeight::Pack({rows.view()}, stream_, use).value();
+        for (Phase phase : {Phase::kPrefill, Phase::kVerify}) {
+          for (int64_t extra_stride : {0, 3, 8}) {
+            SCOPED_TRACE(testing::Message() << T << " rows, " << F << "x" << K << ", stride +" << extra_stride
+                                            << (use == LinearUse::kGateUp ? ", packed for it" : ""));
+            const DeviceMatrix x = DeviceMatrix::Activations(x_host, stream_, extra_stride);
+            const DType act = ActivationDType();
+            const DeviceMatrix y[2] = {DeviceMatrix::Output(T, F, act, stream_, extra_stride),
+                                       DeviceMatrix::Output(T, F, act, stream_, extra_stride)};
+            const DeviceMatrix gate_up[2] = {DeviceMatrix::Output(T, 2 * F, act, stream_, 16),
+                                             DeviceMatrix::Output(T, 2 * F, act, stream_, 16)};
+            ASSERT_TRUE(LinearSwiGlu(x.view(), w, phase, gate_up[0].view(), y[0].view(), stream_).ok());
+            ASSERT_TRUE(Linear(x.view(), w, phase, gate_up[1].view(), stream_).ok());
+            ASSERT_TRUE(SwiGlu(gate_up[1].view(), y[1].view(), stream_).ok());
+            ASSERT_TRUE(BitEqual(y[0].ToHost(), y[1].ToHost()));
+            ASSERT_TRUE(y[0].GuardsIntact());
+            ASSERT_TRUE(gate_up[0].GuardsIntact());
+            ASSERT_TRUE(Near(y[0].ToHost(), expected, ChainTolerance(K)));
+          }
+        }
       }
     }
   }

@@ -30,7 +30,7 @@ absl::StatusOr<DFlashWeights> LoadDFlashWeights(const DraftConfig& config, const
     loader.Linear({loader.Whole(attention + "o_proj.weight")}, &layer.out);
     loader.Linear(
         {loader.Whole(prefix + "mlp.gate_proj.weight"), loader.Whole(prefix + "mlp.up_proj.weight")},
-        &layer.gate_up);
+        &layer.gate_up, LinearUse::kGateUp);
     loader.Linear({loader.Whole(prefix + "mlp.down_proj.weight")}, &layer.down);
   }
   loader.Plain("norm.weight", &weights.norm);

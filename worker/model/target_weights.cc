@@ -63,7 +63,7 @@ absl::StatusOr<TargetWeights> LoadTargetWeights(const TargetConfig& config,
     }
     loader.Linear(
         {loader.Whole(prefix + "mlp.gate_proj.weight"), loader.Whole(prefix + "mlp.up_proj.weight")},
-        &layer.gate_up);
+        &layer.gate_up, LinearUse::kGateUp);
     loader.Linear({loader.Whole(prefix + "mlp.down_proj.weight")}, &layer.down);
   }
   loader.Plain("norm.weight", &weights.final_norm);

@@ -148,7 +148,7 @@ absl::Status WeightLoader::Allocate() {
       }
       rows += part.count;
     }
-    DFLASH_ASSIGN_OR_RETURN(*weight.to, LinearWeight::Allocate(rows, cols, first.dtype, stream_));
+    DFLASH_ASSIGN_OR_RETURN(*weight.to, LinearWeight::Allocate(rows, cols, first.dtype, stream_, weight.use));
     Piece to;
     to.linear = weight.to;
     for (const Part& part : weight.parts) {

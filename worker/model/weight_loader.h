@@ -48,7 +48,9 @@ class WeightLoader {
   // A vector widened to float32.
   void Float32(const std::string& name, Buffer* to) { float32_.push_back({name, to}); }
   // Parts of equal width and dtype, stacked along their output rows.
-  void Linear(std::vector<Part> parts, LinearWeight* to) { stacked_.push_back({std::move(parts), to}); }
+  void Linear(std::vector<Part> parts, LinearWeight* to, LinearUse use = LinearUse::kAny) {
+    stacked_.push_back({std::move(parts), to, use});
+  }
 
   // Allocates, loads and waits until all is there. `progress` is called on this thread. Errors: those of
   // Checkpoint::Read; ResourceExhausted; InvalidArgument when stacked parts differ in width or dtype.
@@ -76,6 +78,7 @@ class WeightLoader {
   struct StackedWeight {
     std::vector<Part> parts;
     LinearWeight* to;
+    LinearUse use;
   };
 
   const TensorSlice& SliceOf(const std::string& name) const;

@@ -223,7 +223,7 @@ class LinearBench {
   // layers, all but the anchors through the head.
   void Drafts() {
     std::printf("\ndraft's linear layers, ms, by the kernel of VERIFY and of PREFILL rows\n");
-    for (int64_t sequences : {1, 8, 16, 32, 64}) {
+    for (int64_t sequences : {1, 4, 8, 10, 12, 14, 16, 32, 64}) {
       const int64_t rows = sequences * kDraftBlock, drafts = sequences * (kDraftBlock - 1);
       double ms[2];
       for (const Phase phase : {Phase::kVerify, Phase::kPrefill}) {
@@ -231,7 +231,8 @@ class LinearBench {
           const ConstMatrixView x(x_.data(), DType::kBf16, T, shape.K, shape.K);
           const MatrixView y(y_.data(), dtype, T, shape.N, shape.N);
           const auto kernel = phase == Phase::kVerify ? LaunchLinearStream : LaunchLinearTiled;
-          return CudaStatus(kernel(x, shape.At(NextWeight(shape)), y, CudaOf(stream_)), "draft");
+          return CudaStatus(kernel(x, shape.At(NextWeight(shape)), y, CudaOf(stream_), LinearResult::kSums),
+                            "draft");
         };
         const Microseconds time = TimeReplays(stream_, [&] {
           absl::Status status;

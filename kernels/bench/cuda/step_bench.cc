@@ -83,12 +83,14 @@ class Step {
   absl::Status Run(unsigned left) {
     absl::Status status;
     int64_t offset = 0;
-    const auto linear = [&](ConstMatrixView x, int64_t N, MatrixView y) {
+    const auto linear = [&](ConstMatrixView x, int64_t N, MatrixView y,
+                            LinearResult result = LinearResult::kSums) {
       PackedWeight weight = {nullptr, N, x.cols};
+      if (result == LinearResult::kSwiGlu) weight.features = N / 2;
       if (offset + weight.Bytes() > slab_.bytes()) offset = 0;
       weight.data = slab_.As<uint8_t>() + offset;
       offset += (weight.Bytes() + 1023) / 1024 * 1024;
-      status.Update(CudaStatus(LaunchLinearStream(x, weight, y, CudaOf(stream_)), "linear"));
+      status.Update(CudaStatus(LaunchLinearStream(x, weight, y, CudaOf(stream_), result), "linear"));
     };
     const auto add_norm = [&] {
       if ((left & kNorms) != 0) return;
@@ -140,8 +142,11 @@ class Step {
       }
       linear(mixed_.view(), kHidden, delta_.view());
       add_norm();
-      linear(normed_.view(), 2 * kInner, wide_.view());
-      if ((left & kSwiGlus) == 0) status.Update(SwiGlu(wide_.view(), inner_.view(), stream_));
+      if ((left & kSwiGlus) == 0) {
+        linear(normed_.view(), 2 * kInner, inner_.view(), LinearResult::kSwiGlu);
+      } else {
+        linear(normed_.view(), 2 * kInner, wide_.view());
+      }
       linear(inner_.view(), kHidden, delta_.view());
     }
     add_norm();
