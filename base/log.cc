@@ -1,13 +1,17 @@
 #include "base/log.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <charconv>
 #include <cmath>
+#include <cstdio>
 #include <memory>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "spdlog/formatter.h"
 #include "spdlog/sinks/stdout_sinks.h"
@@ -66,6 +70,30 @@ std::string NumberText(double number) {
   return {text, std::to_chars(text, text + sizeof(text), number, std::chars_format::general, 6).ptr};
 }
 
+// A whole line. `fields` are in the format's own form.
+std::string LineOf(LogFormat format, absl::Time time, const char* level, std::string_view component,
+                   std::string_view text, std::string_view fields) {
+  std::string line;
+  if (format == LogFormat::kJson) {
+    absl::StrAppend(&line, "{\"ts\":\"",
+                    absl::FormatTime("%Y-%m-%d%ET%H:%M:%E6SZ", time, absl::UTCTimeZone()), "\",\"level\":\"",
+                    level, "\",\"component\":\"");
+    AppendJson(component, &line);
+    line += "\",\"msg\":\"";
+    AppendJson(text, &line);
+    line += '"';
+    line += fields;
+    line += "}\n";
+  } else {
+    absl::StrAppend(&line, absl::FormatTime("%Y-%m-%d%ET%H:%M:%E3SZ", time, absl::UTCTimeZone()), " ", level,
+                    " ", std::string(component), ": ");
+    AppendLine(text, &line);
+    line += fields;
+    line += '\n';
+  }
+  return line;
+}
+
 class LineFormatter final : public spdlog::formatter {
  public:
   explicit LineFormatter(LogFormat format) : format_(format) {}
@@ -74,35 +102,46 @@ class LineFormatter final : public spdlog::formatter {
   }
 
   void format(const spdlog::details::log_msg& message, spdlog::memory_buf_t& to) override {
-    const absl::Time time = absl::FromChrono(message.time);
-    const char* level = NameOf(message.level);
     const std::string_view payload(message.payload.data(), message.payload.size());
     const std::string_view text = payload.substr(0, payload.find(kFieldsFollow));
-    const std::string_view fields = payload.substr(std::min(text.size() + 1, payload.size()));
-    std::string line;
-    if (format_ == LogFormat::kJson) {
-      absl::StrAppend(&line, "{\"ts\":\"",
-                      absl::FormatTime("%Y-%m-%d%ET%H:%M:%E6SZ", time, absl::UTCTimeZone()),
-                      "\",\"level\":\"", level, "\",\"component\":\"");
-      AppendJson({message.logger_name.data(), message.logger_name.size()}, &line);
-      line += "\",\"msg\":\"";
-      AppendJson(text, &line);
-      line += '"';
-      line += fields;
-      line += "}\n";
-    } else {
-      absl::StrAppend(&line, absl::FormatTime("%Y-%m-%d%ET%H:%M:%E3SZ", time, absl::UTCTimeZone()), " ",
-                      level, " ", std::string(message.logger_name.data(), message.logger_name.size()), ": ");
-      AppendLine(text, &line);
-      line += fields;
-      line += '\n';
-    }
+    const std::string line = LineOf(format_, absl::FromChrono(message.time), NameOf(message.level),
+                                    {message.logger_name.data(), message.logger_name.size()}, text,
+                                    payload.substr(std::min(text.size() + 1, payload.size())));
     to.append(line.data(), line.data() + line.size());
   }
 
  private:
   const LogFormat format_;
 };
+
+// Text of somebody who does not know of the log, whole lines of it where they were written as such. No lock
+// of the logger: it may be the one that is about to abort.
+ssize_t WriteLines(void*, const char* text, size_t size) {
+  for (std::string_view rest(text, size); !rest.empty();) {
+    const std::string_view next = rest.substr(0, rest.find('\n'));
+    rest.remove_prefix(std::min(next.size() + 1, rest.size()));
+    if (next.empty()) continue;
+    const std::string line = LineOf(log_format, absl::Now(), NameOf(spdlog::level::err),
+                                    spdlog::default_logger_raw()->name(), next, "");
+    (void)!write(STDERR_FILENO, line.data(), line.size());  // nowhere to report to
+  }
+  return static_cast<ssize_t>(size);
+}
+
+// The sink of the log on standard error. From its first call on, C's stderr leads to WriteLines.
+const spdlog::sink_ptr& StderrSink() {
+  static const spdlog::sink_ptr* const sink = [] {
+    auto* real = new spdlog::sink_ptr(std::make_shared<spdlog::sinks::stderr_sink_mt>());
+    FILE* lines =
+        fopencookie(nullptr, "w", {.read = nullptr, .write = WriteLines, .seek = nullptr, .close = nullptr});
+    if (lines != nullptr) {
+      setvbuf(lines, nullptr, _IOLBF, BUFSIZ);
+      stderr = lines;  // a variable in the C library of GNU
+    }
+    return real;
+  }();
+  return *sink;
+}
 
 void AppendField(const LogField& field, LogFormat format, std::string* to) {
   const bool json = format == LogFormat::kJson;
@@ -132,7 +171,7 @@ void SetUpLog(const std::string& component, LogFormat format, spdlog::level::lev
 }
 
 void SetUpLog(const std::string& component, LogFormat format, spdlog::level::level_enum level) {
-  SetUpLog(component, format, level, std::make_shared<spdlog::sinks::stderr_sink_mt>());
+  SetUpLog(component, format, level, StderrSink());
 }
 
 LogFormat ParseLogFormat(std::string_view name) {

@@ -1,6 +1,6 @@
 // How the log of our programs looks: one line a message on standard error, readable text or JSON. Messages go
 // through spdlog as anywhere; those with fields of their own through LogEvent; gRPC's come through
-// base/grpc_log.h.
+// base/grpc_log.h; and what anybody writes to C's stderr (a failed check does), as errors, line by line.
 #pragma once
 
 #include <cstdint>

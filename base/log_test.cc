@@ -1,7 +1,9 @@
 #include "base/log.h"
 
+#include <cstdio>
 #include <sstream>
 
+#include "base/check.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
@@ -94,6 +96,21 @@ TEST_F(LogTest, FollowsTheLevelOfAnotherProcess) {
   FollowLogLevel("error");
   EXPECT_EQ(spdlog::get_level(), spdlog::level::err);
   ChangeLogLevel(spdlog::level::info);
+}
+
+TEST(LogDeathTest, WhatOthersWriteToStderrAreLinesToo) {
+  const std::string head = "[{]\"ts\":\"[^\"]*Z\",\"level\":\"error\",\"component\":\"dflashd\",\"msg\":\"";
+  EXPECT_DEATH(
+      {
+        SetUpLog("dflash", LogFormat::kText, spdlog::level::info);
+        SetUpLog("dflashd", LogFormat::kJson, spdlog::level::info);
+        spdlog::error("ours");
+        std::fputs("in ", stderr);
+        std::fputs("pieces\n\nand \"more\"\n", stderr);
+        DFLASH_CHECK(1 == 2, "\"context\"");
+      },
+      "^" + head + "ours\"[}]\n" + head + "in pieces\"[}]\n" + head + "and \\\\\"more\\\\\"\"[}]\n" + head +
+          "[^\"]*log_test.cc:[0-9]+: check failed: 1 == 2 \\\\\"context\\\\\"\"[}]\n$");
 }
 
 }  // namespace
