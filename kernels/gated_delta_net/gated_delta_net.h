@@ -29,8 +29,11 @@ struct GatedDeltaNetShape {
 
   int64_t QkvCols() const { return 2 * key_heads * key_dim + value_heads * value_dim; }
   int64_t StateFloats() const { return value_heads * key_dim * value_dim; }
-  // k of every key head (after l2norm), c of every value head, g of every value head.
-  int64_t RecordFloats() const { return key_heads * key_dim + value_heads * value_dim + value_heads; }
+  // k of every key head (after l2norm), c of every value head, g of every value head; whole pieces of 16
+  // bytes.
+  int64_t RecordFloats() const {
+    return (key_heads * key_dim + value_heads * value_dim + value_heads + 3) / 4 * 4;
+  }
 };
 
 // Inputs of one layer for all rows of the step.

@@ -72,9 +72,8 @@ absl::Status PlanVerify(const char* operation, const GatedDeltaNetShape& shape, 
   task.pending_count = pending.count;
   task.inputs_vectorized =
       IsVectorized(qkv) && shape.key_dim % kChunk == 0 && AlignedTo(v, 16) && v.cols % kChunk == 0;
-  task.floats_aligned = shape.key_dim % 4 == 0 && shape.RecordFloats() % 4 == 0 &&
-                        IsAligned(state.records, 16) && IsAligned(state.states, 8) &&
-                        shape.value_dim % kChunk == 0 && AlignedTo(v, 16);
+  task.floats_aligned = shape.key_dim % 4 == 0 && IsAligned(state.records, 16) &&
+                        IsAligned(state.states, 8) && shape.value_dim % kChunk == 0 && AlignedTo(v, 16);
   return absl::OkStatus();
 }
 
@@ -120,8 +119,8 @@ absl::Status GatedDeltaNetMixerVerify(const GatedDeltaNetShape& shape, const Gat
   const bool dense = around.conv_weight.dtype == DType::kBf16 && around.conv_weight.row_stride == conv.taps &&
                      IsAligned(around.conv_weight.data, 16);
   if (context.compute_capability == 90 && shape.key_dim == 128 && shape.value_dim == 128 && dense &&
-      shape.RecordFloats() % 4 == 0 && IsAligned(state.records, 16) && IsAligned(state.states, 16) &&
-      AlignedTo(input.qkv, 8) && IsAligned(conv.data, 8) && AlignedTo(around.z, 8) && AlignedTo(o, 8)) {
+      IsAligned(state.records, 16) && IsAligned(state.states, 16) && AlignedTo(input.qkv, 8) &&
+      IsAligned(conv.data, 8) && AlignedTo(around.z, 8) && AlignedTo(o, 8)) {
     task.norm_weight = ParametersOf(around.norm_weight);
     task.z = Bf16RowsOf(around.z);
     task.norm_is_silu = around.gate == GateActivation::kSilu;

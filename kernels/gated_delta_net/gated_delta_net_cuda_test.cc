@@ -227,11 +227,12 @@ TEST_F(GatedDeltaNetCudaTest, PrefillReplaysWithOtherSegments) {
 }
 
 // One kernel does a layer's whole mixer for many sequences. A sequence's outputs, state and records are those
-// that it has alone, and its first rows those of a shorter segment. One to four heads share a key head, or
-// more than a cluster holds.
+// that it has alone, and its first rows those of a shorter segment. One to five heads share a key head; 24
+// and 6 are those of a rank of two and of eight.
 TEST_F(GatedDeltaNetCudaTest, MixerOfManySequencesEqualsEachAlone) {
   for (const GatedDeltaNetShape& shape :
-       {kTarget, GatedDeltaNetShape{4, 4, 128, 128}, GatedDeltaNetShape{2, 4, 128, 128},
+       {kTarget, GatedDeltaNetShape{8, 24, 128, 128}, GatedDeltaNetShape{2, 6, 128, 128},
+        GatedDeltaNetShape{4, 4, 128, 128}, GatedDeltaNetShape{2, 4, 128, 128},
         GatedDeltaNetShape{1, 4, 128, 128}, GatedDeltaNetShape{4, 20, 128, 128}}) {
     SCOPED_TRACE(testing::Message() << shape.value_heads << " heads on " << shape.key_heads);
     constexpr int32_t kSlots = 12, kMaxRows = 20;
@@ -292,20 +293,25 @@ TEST_F(GatedDeltaNetCudaTest, MixerOfManySequencesEqualsEachAlone) {
       return Outcome{o, to_states.ToHost(), to_records.ToHost()};
     };
     const Outcome together = run({segments});
-    std::vector<std::vector<Segment>> each, shorter;
+    std::vector<std::vector<Segment>> fours, each, shorter;
     for (Segment segment : segments) {
+      if (each.size() % 4 == 0) fours.emplace_back();
+      fours.back().push_back(segment);
       each.push_back({segment});
       segment.row_count = (segment.row_count + 1) / 2;
       shorter.push_back({segment});
     }
-    const Outcome alone = run(each), first_rows = run(shorter);
+    const Outcome in_fours = run(fours), alone = run(each), first_rows = run(shorter);
+    EXPECT_EQ(together.states, in_fours.states);
+    EXPECT_EQ(together.records, in_fours.records);
     EXPECT_EQ(together.states, alone.states);
     EXPECT_EQ(together.states, first_rows.states);
     EXPECT_NE(together.states, states);
     EXPECT_EQ(together.records, alone.records);
     for (size_t i = 0; i < segments.size(); ++i) {
       for (const auto& [outcome, row_count] :
-           {std::pair(&alone, segments[i].row_count), std::pair(&first_rows, shorter[i][0].row_count)}) {
+           {std::pair(&in_fours, segments[i].row_count), std::pair(&alone, segments[i].row_count),
+            std::pair(&first_rows, shorter[i][0].row_count)}) {
         EXPECT_TRUE(BitEqual(outcome->o.Rows(segments[i].first_row, row_count),
                              together.o.Rows(segments[i].first_row, row_count)))
             << i;
