@@ -1,6 +1,7 @@
 // embedding, masks, draft-layers, positions, block-size: the block on its way to the final norm
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -36,43 +37,56 @@ absl::Status CheckEmbedding(const Subject& subject, const SequenceRecord& record
 }
 
 // Causality alone: no window reaches the context of this record.
-void CheckMasks(const Subject& subject, const SequenceRecord& record) {
+absl::Status CheckMasks(const Subject& subject, const SequenceRecord& record) {
   Report& report = *subject.report;
   const std::vector<DraftLayerMask>& layers = subject.contract().layers;
-  double worst = 0;
-  std::vector<std::string> seen, wrong;
-  bool sliding_wrong = false, unknown = false;
+  StageError worst;
+  std::vector<std::string> seen, wrong, unexplained;
+  bool sliding_wrong = false;
+  subject.reference->ForgetLargest();
   for (size_t layer = 0; layer < subject.reference->config().layers.size(); ++layer) {
     const DraftLayerMask& wanted = layers[layer];
-    const MaskMatch match =
-        ClosestMask(subject, record, layer, {wanted.causal, !wanted.causal}, {wanted.window});
-    worst = std::max(worst, ClosestMask(subject, record, layer, {wanted.causal}, {wanted.window}).error);
-    seen.emplace_back(CausalityName(match.causal));
-    if (match.causal == wanted.causal && match.error <= subject.gates.stage) continue;
+    DFLASH_ASSIGN_OR_RETURN(const MaskMatch match,
+                            ClosestMask(subject, record, layer, {wanted.causal, wanted.window},
+                                        {{!wanted.causal, wanted.window}}));
+    const bool causal = match.mask.causal;
+    worst.Keep(match.wanted);
+    seen.emplace_back(CausalityName(causal));
+    if (causal == wanted.causal) {
+      if (match.wanted.fails()) {
+        unexplained.push_back(absl::StrFormat("layer %d is off by %.2g with the wanted mask (%s)", layer,
+                                              match.wanted.error, CausalityName(causal)));
+      }
+      continue;
+    }
     const bool sliding = wanted.kind == DraftLayerKind::kSliding;
-    unknown |= match.error > subject.gates.stage;
     sliding_wrong |= sliding;
-    wrong.push_back(absl::StrCat("layer ", layer, " (", sliding ? "sliding" : "full", ") is ",
-                                 CausalityName(match.causal)));
+    wrong.push_back(
+        absl::StrCat("layer ", layer, " (", sliding ? "sliding" : "full", ") is ", CausalityName(causal)));
   }
   const std::string masks = absl::StrCat("layers are ", absl::StrJoin(seen, ", "), " in the block");
-  if (subject.bundle == nullptr)
-    return report.NotChecked("masks", absl::StrCat("needs a golden bundle; seen: ", masks));
-  if (wrong.empty()) return report.Pass("masks", worst, subject.gates.stage, kLiterals, masks);
-  // A short block can come near the wrong mask's numbers, so a mask that fits better fails in any case.
-  report.Judge("masks", std::max(worst, 2 * subject.gates.stage), subject.gates.stage, kLiterals,
-               absl::StrJoin(wrong, "; "),
-               unknown         ? "the attention is none that a mask explains: scale, heads or keys"
-               : sliding_wrong ? "sliding layers run bidirectional: an absent is_causal means causal for them"
+  if (subject.bundle == nullptr) {
+    report.NotChecked("masks", absl::StrCat("needs a golden bundle; seen: ", masks));
+  } else if (!wrong.empty()) {
+    // A short block can come near the wrong mask's numbers, so a mask that fits better fails in any case.
+    report.Judge("masks", std::max(worst.error, 2 * worst.gate), worst.gate, kLiterals,
+                 absl::StrJoin(wrong, "; "),
+                 sliding_wrong ? "sliding layers run bidirectional: an absent is_causal means causal for them"
                                : "full layers run causal: they see the whole block in both directions");
+  } else {
+    JudgeStage(subject, "masks", worst, kLiterals,
+               unexplained.empty() ? masks : absl::StrJoin(unexplained, "; "),
+               "the attention is none that a mask explains: scale, heads or keys");
+  }
+  return absl::OkStatus();
 }
 
 // --- draft-layers and positions: every layer from its own input
 
 struct LayerErrors {
-  double layers = 0;  // projections, feed-forward and norms
+  StageError layers;  // projections, feed-forward and norms
   std::optional<size_t> first_bad_layer;
-  double rotated = 0;                 // queries and keys, rotated as wanted
+  StageError rotated;                 // queries and keys, rotated as wanted
   std::optional<RotationMatch> seen;  // of keys
 };
 
@@ -92,26 +106,61 @@ absl::StatusOr<LayerErrors> MeasureLayers(const Subject& subject, const Sequence
     DFLASH_ASSIGN_OR_RETURN(const Rows k, reference.Keys(layer, x));
     DFLASH_ASSIGN_OR_RETURN(const Rows v, reference.Values(layer, x));
     DFLASH_ASSIGN_OR_RETURN(const Rows out, reference.LayerOutput(layer, input, of.attended));
-    const double error = std::max({RelativeError(of.v, v), RelativeError(pass.residuals[layer + 1], out),
-                                   RelativeError(HeadNorms(of.q, head_dim), HeadNorms(q, head_dim)),
-                                   RelativeError(HeadNorms(of.k, head_dim), HeadNorms(k, head_dim))});
-    if (error > subject.gates.stage && !errors.first_bad_layer) errors.first_bad_layer = layer;
-    errors.layers = std::max(errors.layers, error);
-    Keep(ClosestRotation(subject, k, of.k, positions, wanted), wanted, &errors.seen);
-    errors.rotated = std::max({errors.rotated, RelativeError(of.q, reference.Rotate(q, positions, wanted)),
-                               RelativeError(of.k, reference.Rotate(k, positions, wanted))});
+    // The same of a disturbed residual.
+    enum class Of : uint8_t { kQueries, kKeys, kValues };
+    const auto moved = [&](Of what, double unit) -> absl::StatusOr<Rows> {
+      DFLASH_ASSIGN_OR_RETURN(const Rows normed, reference.InputNorm(layer, Disturbed(input, unit)));
+      return what == Of::kQueries ? reference.Queries(layer, normed)
+             : what == Of::kKeys  ? reference.Keys(layer, normed)
+                                  : reference.Values(layer, normed);
+    };
+    const auto norms = [&](const Rows& rows) { return HeadNorms(rows, head_dim); };
+    const auto rotate = [&](const Rows& rows) { return reference.Rotate(rows, positions, wanted); };
+    StageError worst;
+    DFLASH_ASSIGN_OR_RETURN(
+        worst, CompareStage(subject, of.v, v, [&](double unit) { return moved(Of::kValues, unit); }));
+    DFLASH_ASSIGN_OR_RETURN(
+        const StageError residual, CompareStage(subject, pass.residuals[layer + 1], out, [&](double unit) {
+          return reference.LayerOutput(layer, Disturbed(input, unit), Disturbed(of.attended, unit));
+        }));
+    worst.Keep(residual);
+    double gate_of_keys = 0;
+    for (const Of what : {Of::kQueries, Of::kKeys}) {
+      const Rows &ours = what == Of::kKeys ? of.k : of.q, &right = what == Of::kKeys ? k : q;
+      DFLASH_ASSIGN_OR_RETURN(
+          const StageError lengths,
+          CompareStage(subject, norms(ours), norms(right), [&](double unit) -> absl::StatusOr<Rows> {
+            DFLASH_ASSIGN_OR_RETURN(const Rows rows, moved(what, unit));
+            return norms(rows);
+          }));
+      DFLASH_ASSIGN_OR_RETURN(
+          const StageError rotated,
+          CompareStage(subject, ours, rotate(right), [&](double unit) -> absl::StatusOr<Rows> {
+            DFLASH_ASSIGN_OR_RETURN(const Rows rows, moved(what, unit));
+            return rotate(rows);
+          }));
+      worst.Keep(lengths);
+      errors.rotated.Keep(rotated);
+      gate_of_keys = rotated.gate;
+    }
+    if (worst.fails() && !errors.first_bad_layer) errors.first_bad_layer = layer;
+    errors.layers.Keep(worst);
+    Keep(ClosestRotation(subject, k, of.k, positions, wanted, gate_of_keys), wanted, &errors.seen);
   }
   DFLASH_ASSIGN_OR_RETURN(const Rows output, reference.Output(pass.residuals.back()));
-  errors.layers = std::max(errors.layers, RelativeError(pass.output, output));
+  DFLASH_ASSIGN_OR_RETURN(const StageError last, CompareStage(subject, pass.output, output, [&](double unit) {
+                            return reference.Output(Disturbed(pass.residuals.back(), unit));
+                          }));
+  errors.layers.Keep(last);
   return errors;
 }
 
 void CheckDraftLayers(const Subject& subject, const LayerErrors& errors) {
-  subject.report->Judge(
-      "draft-layers", errors.layers, subject.gates.stage, "double precision, every layer from its own input",
-      errors.first_bad_layer ? absl::StrCat("layer ", *errors.first_bad_layer, " is the first that is off")
-                             : "projections, feed-forward and norms",
-      "norm form, a projection or the feed-forward block of that layer");
+  JudgeStage(subject, "draft-layers", errors.layers, "double precision, every layer from its own input",
+             errors.first_bad_layer
+                 ? absl::StrCat("layer ", *errors.first_bad_layer, " is the first that is off")
+                 : "projections, feed-forward and norms",
+             "norm form, a projection or the feed-forward block of that layer");
 }
 
 void CheckPositions(const Subject& subject, const LayerErrors& errors) {
@@ -120,10 +169,9 @@ void CheckPositions(const Subject& subject, const LayerErrors& errors) {
                                          seen.theta, seen.shift);
   if (subject.bundle == nullptr)
     return subject.report->NotChecked("positions", "needs a golden bundle; seen: " + at);
-  subject.report->Judge(
-      "positions", errors.rotated, subject.gates.stage,
-      "the bundle's theta at positions s + j, in double precision", at,
-      seen.shift != 0 ? "block rows carry shifted positions" : "as for RoPE of the context");
+  JudgeStage(subject, "positions", errors.rotated,
+             "the bundle's theta at positions s + j, in double precision", at,
+             seen.shift != 0 ? "block rows carry shifted positions" : "as for RoPE of the context");
 }
 
 void CheckBlockSize(const Subject& subject, const DraftPass& pass) {
@@ -140,7 +188,8 @@ void CheckBlockSize(const Subject& subject, const DraftPass& pass) {
 
 absl::Status CheckBlock(const Subject& subject, const SequenceRecord& record) {
   DFLASH_RETURN_IF_ERROR(CheckEmbedding(subject, record));
-  CheckMasks(subject, record);
+  DFLASH_RETURN_IF_ERROR(CheckMasks(subject, record));
+  subject.reference->ForgetLargest();
   DFLASH_ASSIGN_OR_RETURN(const LayerErrors errors, MeasureLayers(subject, record));
   CheckDraftLayers(subject, errors);
   CheckPositions(subject, errors);

@@ -41,14 +41,28 @@ struct Gates {
   double golden = 0;  // against another implementation's float32
   double stage = 0;   // one stage against double precision
   double margin = 0;  // logits further apart than this keep their order
+  // How far honest rounding may move a stage that weights make sensitive: `roundings` times what the stage
+  // moves by when each of its inputs moves by `unit`, the unit roundoff of activations. Sums of thousands of
+  // terms are rounded in activations that are float32, and in float32 where activations are 16 bits.
+  double unit = 0, roundings = 0;
   // Relative loss of tokens per round, by kind of text. Near ties of 16-bit arithmetic change texts, and from
   // there on rounds are others: four prompts of 1.46 tokens per round then scatter by several percent.
   double acceptance = 0;
 };
 // Of the backend's activations.
 inline Gates GatesFor(DType activations) {
-  return activations == DType::kF32 ? Gates{.golden = 5e-5, .stage = 2e-5, .margin = 1e-4, .acceptance = 0.05}
-                                    : Gates{.golden = 0.2, .stage = 0.06, .margin = 0.25, .acceptance = 0.1};
+  return activations == DType::kF32 ? Gates{.golden = 5e-5,
+                                            .stage = 2e-5,
+                                            .margin = 1e-4,
+                                            .unit = 0x1p-24,
+                                            .roundings = 32,
+                                            .acceptance = 0.05}
+                                    : Gates{.golden = 0.2,
+                                            .stage = 0.06,
+                                            .margin = 0.25,
+                                            .unit = 0x1p-8,
+                                            .roundings = 4,
+                                            .acceptance = 0.1};
 }
 
 // The pair that is examined, as every check knows it. Nothing is owned.

@@ -2,12 +2,50 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "base/status.h"
 
 namespace dflash::doctor {
+
+void StageError::Keep(const StageError& other) {
+  if (gate == 0 || other.error * gate > error * other.gate) *this = other;
+}
+
+absl::StatusOr<StageError> CompareStage(const Subject& subject, const Rows& ours, const Rows& right,
+                                        const std::function<absl::StatusOr<Rows>(double unit)>& moved) {
+  StageError stage = {.error = RelativeError(ours, right), .gate = subject.gates.stage};
+  if (!stage.fails()) return stage;
+  DFLASH_ASSIGN_OR_RETURN(const Rows disturbed, moved(subject.gates.unit));
+  const double rounding = subject.gates.roundings * RelativeError(disturbed, right);
+  if (std::isfinite(rounding)) stage.gate = std::max(stage.gate, rounding);
+  return stage;
+}
+
+void JudgeStage(const Subject& subject, const char* id, const StageError& worst, std::string compared,
+                std::string detail, std::string cause) {
+  Report& report = *subject.report;
+  const double largest = subject.reference->largest();
+  if (worst.fails() && !(largest <= std::numeric_limits<float>::max())) {
+    const std::string words = absl::StrFormat(
+        "weights lead to numbers beyond float32's range%s",
+        std::isfinite(largest) ? absl::StrFormat(": up to %.2g in double precision", largest) : "");
+    report.Judge(id, worst.error, worst.gate, std::move(compared), words, words);
+    report.Of(id).blame = Blame::kModel;
+    report.Of(id).look_at = "The drafter's weights: outliers, or a conversion that scaled them.";
+    return;
+  }
+  if (worst.error > subject.gates.stage && worst.gate > 1) {
+    return report.NotChecked(id, absl::StrFormat("rounding alone may move this by %.2g of its size: with "
+                                                 "these weights nothing can be told from it",
+                                                 worst.gate));
+  }
+  report.Judge(id, worst.error, worst.gate, std::move(compared), std::move(detail), std::move(cause));
+}
 
 std::vector<int64_t> Sampled(int64_t rows) {
   constexpr int64_t kRows = 40;
@@ -61,26 +99,39 @@ absl::StatusOr<std::optional<double>> WorstAgainstBundle(
   return worst;
 }
 
-MaskMatch ClosestMask(const Subject& subject, const SequenceRecord& record, size_t layer,
-                      const std::vector<bool>& causal, const std::vector<int64_t>& windows) {
+absl::StatusOr<MaskMatch> ClosestMask(const Subject& subject, const SequenceRecord& record, size_t layer,
+                                      const Mask& wanted, const std::vector<Mask>& others) {
   const DraftPass::Layer& pass = record.pass.layers[layer];
   const int64_t start = record.context_start;
   const LayerContext& all = record.context[layer];
   const LayerContext visible = {.k = all.k.Slice(start, record.context_end - start),
                                 .v = all.v.Slice(start, record.context_end - start),
                                 .first_position = start};
-  MaskMatch best;
-  best.error = kNoMatch;
-  for (const bool flag : causal) {
-    for (const int64_t window : windows) {
-      const Rows attended = subject.reference->Attend(pass.q, pass.k, pass.v, record.length(), visible,
-                                                      {.window = window, .causal = flag});
-      const double error = RelativeError(attended, pass.attended);
-      // Masks that hide the same keys give the same numbers: the first one counts.
-      if (error < best.error * 0.99) best = {flag, window, error};
-    }
+  // unit: by which what attention reads is disturbed.
+  const auto attend = [&](const Mask& mask, double unit) {
+    return subject.reference->Attend(Disturbed(pass.q, unit), Disturbed(pass.k, unit),
+                                     Disturbed(pass.v, unit), record.length(),
+                                     {.k = Disturbed(visible.k, unit),
+                                      .v = Disturbed(visible.v, unit),
+                                      .first_position = visible.first_position},
+                                     {.window = mask.window, .causal = mask.causal});
+  };
+  MaskMatch match = {.mask = wanted, .wanted = {}};
+  DFLASH_ASSIGN_OR_RETURN(
+      match.wanted, CompareStage(subject, pass.attended, attend(wanted, 0),
+                                 [&](double unit) -> absl::StatusOr<Rows> { return attend(wanted, unit); }));
+  double best = kNoMatch;
+  for (const Mask& other : others) {
+    if (other == wanted) continue;
+    const double error = RelativeError(pass.attended, attend(other, 0));
+    // Near its edge a mask may hide little: one that explains much more counts where the wanted one is within
+    // its gate, too. Masks that hide the same keys give the same numbers: the first one counts.
+    if (error >= best * 0.99 || error > std::max(match.wanted.gate, subject.gates.stage)) continue;
+    if (!match.wanted.fails() && error >= match.wanted.error / 4) continue;
+    best = error;
+    match.mask = other;
   }
-  return best;
+  return match;
 }
 
 Rotation WantedRotation(const Subject& subject) {
@@ -88,12 +139,12 @@ Rotation WantedRotation(const Subject& subject) {
 }
 
 RotationMatch ClosestRotation(const Subject& subject, const Rows& unrotated, const Rows& rotated,
-                              const std::vector<int64_t>& positions, const Rotation& wanted) {
+                              const std::vector<int64_t>& positions, const Rotation& wanted, double gate) {
   const auto error_of = [&](const Rotation& rotation) {
     return RelativeError(subject.reference->Rotate(unrotated, positions, rotation), rotated);
   };
   RotationMatch best = {wanted, error_of(wanted)};
-  if (best.error <= subject.gates.stage) return best;
+  if (best.error <= gate) return best;
   // The mistakes: the target's theta or one of another family, the target's partial rotation or another
   // part, positions off by one, and pairs of neighbours in place of halves.
   const TargetConfig& target = *subject.target_config;

@@ -15,6 +15,25 @@ namespace dflash::doctor {
 
 inline constexpr double kNoMatch = std::numeric_limits<double>::infinity();
 
+// How far a stage is from double precision, and how far it may be.
+struct StageError {
+  double error = 0;
+  double gate = 0;  // Gates::stage, or more where rounding alone moves the stage further (Gates::roundings)
+
+  bool fails() const { return !(error <= gate); }
+  // Keeps the one that is further past its gate, or nearer to it.
+  void Keep(const StageError& other);
+};
+// Of `ours` against `right`. `moved(unit)` is `right` of inputs that are Disturbed by `unit`; it is asked for
+// only where the error is past Gates::stage.
+absl::StatusOr<StageError> CompareStage(const Subject& subject, const Rows& ours, const Rows& right,
+                                        const std::function<absl::StatusOr<Rows>(double unit)>& moved);
+// The finding of an interface whose stages were compared since DraftReference::ForgetLargest. What fails
+// with numbers beyond float32's range is the model's. What rounding alone may turn into anything is not
+// checked.
+void JudgeStage(const Subject& subject, const char* id, const StageError& worst, std::string compared,
+                std::string detail, std::string cause);
+
 // At most 40 of [0, rows): both ends and some between. Double precision takes its time.
 std::vector<int64_t> Sampled(int64_t rows);
 Rows Pick(const Rows& rows, const std::vector<int64_t>& chosen);
@@ -34,27 +53,32 @@ absl::StatusOr<std::optional<double>> WorstAgainstBundle(
     const Subject& subject, const Sequences& sequences, const std::string& tensor,
     const std::function<double(const SequenceRecord& record, const Rows& golden)>& error);
 
-// The mask that explains the block's attention in a layer best, among all pairs of `causal` and `windows`;
-// where several explain it alike, the first.
-struct MaskMatch {
+// The mask that explains the block's attention in a layer: `wanted`, unless another one of `others` does so
+// clearly better.
+struct Mask {
   bool causal = false;
   int64_t window = 0;  // 0: none
-  double error = 0;
+
+  bool operator==(const Mask&) const = default;
+};
+struct MaskMatch {
+  Mask mask;
+  StageError wanted;  // under the wanted mask
 };
 inline const char* CausalityName(bool causal) { return causal ? "causal" : "bidirectional"; }
-MaskMatch ClosestMask(const Subject& subject, const SequenceRecord& record, size_t layer,
-                      const std::vector<bool>& causal, const std::vector<int64_t>& windows);
+absl::StatusOr<MaskMatch> ClosestMask(const Subject& subject, const SequenceRecord& record, size_t layer,
+                                      const Mask& wanted, const std::vector<Mask>& others);
 
 // How keys and queries have to be rotated.
 Rotation WantedRotation(const Subject& subject);
 
-// The rotation that explains keys best: `wanted` where it does, else one of the known mistakes.
+// The rotation that explains keys best: `wanted` where it does within `gate`, else one of the known mistakes.
 struct RotationMatch {
   Rotation rotation;
   double error = 0;
 };
 RotationMatch ClosestRotation(const Subject& subject, const Rows& unrotated, const Rows& rotated,
-                              const std::vector<int64_t>& positions, const Rotation& wanted);
+                              const std::vector<int64_t>& positions, const Rotation& wanted, double gate);
 // Keeps the first match, and the first of those that are not as wanted in its place.
 void Keep(const RotationMatch& match, const Rotation& wanted, std::optional<RotationMatch>* kept);
 

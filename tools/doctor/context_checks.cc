@@ -1,5 +1,5 @@
 // fusion, injection, rope: from taps to the keys and values of the drafter's context
-#include <algorithm>
+#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
@@ -17,7 +17,8 @@ namespace {
 // --- fusion
 
 // Which of the known mistakes c is.
-absl::StatusOr<std::string> CauseOfFusion(const Subject& subject, const Rows& taps, const Rows& c) {
+absl::StatusOr<std::string> CauseOfFusion(const Subject& subject, const Rows& taps, const Rows& c,
+                                          double gate) {
   const std::pair<FusionForm, const char*> mistakes[] = {
       {FusionForm::kOnePlus,
        "the target's form of the norm, (1 + w) x / rms, is used in the drafter, whose norm is w x / rms"},
@@ -25,7 +26,7 @@ absl::StatusOr<std::string> CauseOfFusion(const Subject& subject, const Rows& ta
   std::string cause = "fc or hidden_norm";
   for (const auto& [form, words] : mistakes) {
     DFLASH_ASSIGN_OR_RETURN(const Rows mistaken, subject.reference->Features(taps, form));
-    if (RelativeError(c, mistaken) <= subject.gates.stage) cause = words;
+    if (RelativeError(c, mistaken) <= gate) cause = words;
   }
   return cause;
 }
@@ -42,21 +43,25 @@ absl::StatusOr<std::optional<double>> FusionAgainstBundle(const Subject& subject
 
 absl::Status CheckFusion(const Subject& subject, const Sequences& sequences) {
   Report& report = *subject.report;
-  double worst = 0;
+  StageError worst;
   std::string cause;
+  subject.reference->ForgetLargest();
   for (const SequenceRecord& record : sequences.records) {
     const std::vector<int64_t> positions = Sampled(record.length());
     const Rows taps = Pick(record.taps, positions), c = Pick(record.features, positions);
     DFLASH_ASSIGN_OR_RETURN(const Rows right, subject.reference->Features(taps));
-    const double error = RelativeError(c, right);
-    worst = std::max(worst, error);
-    if (error > subject.gates.stage && cause.empty()) {
-      DFLASH_ASSIGN_OR_RETURN(cause, CauseOfFusion(subject, taps, c));
+    DFLASH_ASSIGN_OR_RETURN(const StageError error, CompareStage(subject, c, right, [&](double unit) {
+                              return subject.reference->Features(Disturbed(taps, unit));
+                            }));
+    worst.Keep(error);
+    if (error.fails() && cause.empty()) {
+      DFLASH_ASSIGN_OR_RETURN(cause, CauseOfFusion(subject, taps, c, error.gate));
     }
   }
   DFLASH_ASSIGN_OR_RETURN(const std::optional<double> golden, FusionAgainstBundle(subject, sequences));
-  const bool right = report.Judge("fusion", worst, subject.gates.stage, "double precision, c = norm(fc taps)",
-                                  "c of sampled positions, from the taps that the drafter was given", cause);
+  JudgeStage(subject, "fusion", worst, "double precision, c = norm(fc taps)",
+             "c of sampled positions, from the taps that the drafter was given", cause);
+  const bool right = report.Of("fusion").outcome == Outcome::kPass;
   // With arithmetic and taps right, what remains of a distance to the bundle is about the weights.
   if (!right || !golden || report.Of("tap-layer").outcome != Outcome::kPass ||
       report.Of("tap-order").outcome != Outcome::kPass) {
@@ -66,6 +71,7 @@ absl::Status CheckFusion(const Subject& subject, const Sequences& sequences) {
                     "c of the last 16 positions", "other weights of fc or hidden_norm than the bundle's")) {
     report.Of("fusion").blame = Blame::kUnsettled;
   }
+  report.Of("fusion").held_against = Oracle::kBundle;
   return absl::OkStatus();
 }
 
@@ -73,11 +79,11 @@ absl::Status CheckFusion(const Subject& subject, const Sequences& sequences) {
 
 struct InjectionErrors {
   std::string missing;  // rows that were not stored; empty: none
-  double values = 0;
-  double norms = 0;   // of the heads of keys, which no rotation changes
-  double origin = 0;  // keys of position 0, which no rotation changes either
+  StageError values;
+  StageError norms;   // of the heads of keys, which no rotation changes
+  StageError origin;  // keys of position 0, which no rotation changes either
   size_t bad_layer = 0;
-  double rotated = 0;                 // keys, rotated as wanted
+  StageError rotated;                 // keys, rotated as wanted
   std::optional<RotationMatch> seen;  // none: no context
 };
 
@@ -97,15 +103,30 @@ absl::Status MeasureInjection(const Subject& subject, const SequenceRecord& reco
     DFLASH_ASSIGN_OR_RETURN(const Rows v, reference.Values(layer, c));
     const Rows stored_k = Pick(record.context[layer].k, positions);
     const Rows stored_v = Pick(record.context[layer].v, positions);
-    const double values = RelativeError(stored_v, v);
-    if (values > std::max(errors->values, subject.gates.stage)) errors->bad_layer = layer;
-    errors->values = std::max(errors->values, values);
-    errors->norms = std::max(
-        errors->norms, RelativeError(HeadNorms(stored_k, config.head_dim), HeadNorms(k, config.head_dim)));
-    errors->origin = std::max(errors->origin, RelativeError(stored_k.Slice(0, 1), k.Slice(0, 1)));
-    errors->rotated =
-        std::max(errors->rotated, RelativeError(reference.Rotate(k, positions, wanted), stored_k));
-    Keep(ClosestRotation(subject, k, stored_k, positions, wanted), wanted, &errors->seen);
+    using Form = std::function<Rows(const Rows& keys)>;
+    const auto compare_keys = [&](const Form& form, const Rows& ours) {
+      return CompareStage(subject, ours, form(k), [&](double unit) -> absl::StatusOr<Rows> {
+        DFLASH_ASSIGN_OR_RETURN(const Rows moved, reference.Keys(layer, Disturbed(c, unit)));
+        return form(moved);
+      });
+    };
+    DFLASH_ASSIGN_OR_RETURN(const StageError values, CompareStage(subject, stored_v, v, [&](double unit) {
+                              return reference.Values(layer, Disturbed(c, unit));
+                            }));
+    const Form norms_of = [&](const Rows& keys) { return HeadNorms(keys, config.head_dim); };
+    DFLASH_ASSIGN_OR_RETURN(const StageError norms, compare_keys(norms_of, norms_of(stored_k)));
+    DFLASH_ASSIGN_OR_RETURN(
+        const StageError origin,
+        compare_keys([](const Rows& keys) { return keys.Slice(0, 1); }, stored_k.Slice(0, 1)));
+    DFLASH_ASSIGN_OR_RETURN(
+        const StageError rotated,
+        compare_keys([&](const Rows& keys) { return reference.Rotate(keys, positions, wanted); }, stored_k));
+    if (values.fails() || norms.fails() || origin.fails()) errors->bad_layer = layer;
+    errors->values.Keep(values);
+    errors->norms.Keep(norms);
+    errors->origin.Keep(origin);
+    errors->rotated.Keep(rotated);
+    Keep(ClosestRotation(subject, k, stored_k, positions, wanted, rotated.gate), wanted, &errors->seen);
   }
   return absl::OkStatus();
 }
@@ -113,11 +134,14 @@ absl::Status MeasureInjection(const Subject& subject, const SequenceRecord& reco
 void CheckInjection(const Subject& subject, const InjectionErrors& errors) {
   if (!errors.missing.empty())
     return subject.report->Fail("injection", errors.missing, "rows are not ingested, or not all of them");
-  subject.report->Judge(
-      "injection", std::max({errors.values, errors.norms, errors.origin}), subject.gates.stage,
-      "double precision, k_norm(k_proj c) and v_proj c",
+  StageError worst = errors.values;
+  worst.Keep(errors.norms);
+  worst.Keep(errors.origin);
+  JudgeStage(
+      subject, "injection", worst, "double precision, k_norm(k_proj c) and v_proj c",
       absl::StrFormat("%d layers: values %.2g, lengths of key heads %.2g, keys of position 0 %.2g",
-                      subject.reference->config().layers.size(), errors.values, errors.norms, errors.origin),
+                      subject.reference->config().layers.size(), errors.values.error, errors.norms.error,
+                      errors.origin.error),
       absl::StrCat("layer ", errors.bad_layer,
                    " does not make its context from c alone (k_norm left out, input_layernorm applied, or "
                    "another layer's weights)"));
@@ -145,10 +169,10 @@ void CheckRope(const Subject& subject, const InjectionErrors& errors) {
   const std::string rotated = seen ? Describe(seen->rotation) : "no context";
   if (subject.bundle == nullptr)
     return subject.report->NotChecked("rope", absl::StrCat("needs a golden bundle; seen: ", rotated));
-  subject.report->Judge(
-      "rope", errors.rotated, subject.gates.stage, "the bundle's theta, in double precision", rotated,
-      seen && seen->error <= subject.gates.stage ? CauseOfRotation(seen->rotation, WantedRotation(subject))
-                                                 : "the rotation is none that the doctor knows");
+  JudgeStage(subject, "rope", errors.rotated, "the bundle's theta, in double precision", rotated,
+             seen && seen->error <= errors.rotated.gate
+                 ? CauseOfRotation(seen->rotation, WantedRotation(subject))
+                 : "the rotation is none that the doctor knows");
 }
 
 }  // namespace
@@ -156,6 +180,7 @@ void CheckRope(const Subject& subject, const InjectionErrors& errors) {
 absl::Status CheckContext(const Subject& subject, const Sequences& sequences) {
   DFLASH_RETURN_IF_ERROR(CheckFusion(subject, sequences));
   InjectionErrors errors;
+  subject.reference->ForgetLargest();
   for (const SequenceRecord& record : sequences.records)
     DFLASH_RETURN_IF_ERROR(MeasureInjection(subject, record, &errors));
   CheckInjection(subject, errors);

@@ -47,7 +47,7 @@ class Examination {
   Report report;
 
  private:
-  bool Stops() const { return options_.stop_at_first_failure && report.failed(); }
+  bool Stops() const { return overflows_ || (options_.stop_at_first_failure && report.failed()); }
   void Log(const std::string& line) const {
     if (options_.log) options_.log(line);
   }
@@ -62,6 +62,7 @@ class Examination {
   absl::Status ExamineRounds();
 
   const DoctorOptions& options_;
+  bool overflows_ = false;  // numbers are beyond float32's range: what is computed from them says nothing
   std::optional<GoldenBundle> bundle_;
   std::optional<TargetConfig> target_config_;
   std::optional<DraftConfig> draft_config_;
@@ -257,6 +258,8 @@ absl::Status Examination::ExamineDrafting() {
   DFLASH_RETURN_IF_ERROR(CheckContext(subject_, sequences));
   DFLASH_RETURN_IF_ERROR(CheckBlock(subject_, sequences.records[0]));
   DFLASH_RETURN_IF_ERROR(CheckDrafts(subject_, sequences.records[0].pass));
+  for (const char* id : {"fusion", "injection", "rope", "masks", "draft-layers", "positions"})
+    overflows_ |= report.Of(id).outcome == Outcome::kFail && report.Of(id).blame == Blame::kModel;
   if (Stops()) return absl::OkStatus();
 
   Log("long context, chunks, company");
@@ -301,6 +304,9 @@ absl::Status Examination::Run() {
   if (options_.max_context_tokens < 512)
     return absl::InvalidArgumentError("the doctor needs a context of 512 tokens");
   subject_.report = &report;
+  report.what_tells =
+      "a golden bundle of another implementation with fingerprints of every tensor, recorded acceptance and "
+      "tensors (docs/golden-bundle.md)";
   DFLASH_RETURN_IF_ERROR(OpenBundle());
   if (bundle_) subject_.bundle = &*bundle_;
   DFLASH_RETURN_IF_ERROR(OpenPair());

@@ -21,8 +21,13 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
+#include "tools/doctor/checks.h"
+#include "tools/doctor/draft_reference.h"
 #include "worker/defects/defects.h"
+#include "worker/model/checkpoint.h"
+#include "worker/model/draft_config.h"
 #include "worker/model/safetensors.h"
+#include "worker/model/target_config.h"
 
 namespace dflash::doctor {
 namespace {
@@ -240,8 +245,10 @@ std::string CopyBundle(const Folder& folder, const std::function<void(Json& bund
 enum class Bundle { kWhole, kWithoutFingerprints, kNone };
 
 // The verdict on a pair; no interface may be blamed.
-Report Judged(const std::string& drafter, const std::string& target, Bundle with, VerdictKind kind) {
+Report Judged(const std::string& drafter, const std::string& target, Bundle with, VerdictKind kind,
+              bool stop = false) {
   DoctorOptions options = Options();
+  options.stop_at_first_failure = stop;
   if (!drafter.empty()) options.draft_model = drafter;
   if (!target.empty()) options.model = target;
   options.max_prompts = 5;
@@ -318,31 +325,127 @@ TEST(BadDrafterTest, WithoutFingerprintsItMayBeEither) {
   }
 }
 
-// A merged adapter: the final norm is the recorded one, matrices are not.
-TEST(BadDrafterTest, AnotherTargetIsAModelProblem) {
-  const Folder folder("doctor_other_target");
-  const fs::path source = Options().model;
-  std::mt19937 random(1);
-  std::normal_distribution<float> normal(0, 0.03f);
-  for (const auto& entry : fs::directory_iterator(source)) {
-    const fs::path to = folder.path() / entry.path().filename();
+// A copy of the tiny target in which `change` got the elements of all tensors in bfloat16 whose name ends
+// like that.
+void WriteTarget(const fs::path& folder, const std::string& name,
+                 const std::function<void(bf16* elements, int64_t count)>& change) {
+  for (const auto& entry : fs::directory_iterator(Options().model)) {
+    const fs::path to = folder / entry.path().filename();
     fs::copy_file(entry.path(), to);
     if (to.extension() != ".safetensors") continue;
     std::string bytes = ReadAll(to);
     const SafetensorsFile file = SafetensorsFile::Open(entry.path()).value();
     for (const StoredTensor& tensor : file.tensors()) {
-      if (tensor.name.find("mlp.down_proj") == std::string::npos || tensor.dtype != "BF16") continue;
-      for (int64_t i = 0; i < tensor.bytes; i += 2) {
-        bf16 element;
-        char* at = bytes.data() + tensor.offset + i;
-        std::memcpy(&element, at, sizeof(element));
-        element = bf16(static_cast<float>(element) + normal(random));
-        std::memcpy(at, &element, sizeof(element));
-      }
+      if (!tensor.name.ends_with(name) || tensor.dtype != "BF16") continue;
+      std::vector<bf16> elements(static_cast<size_t>(tensor.bytes) / sizeof(bf16));
+      std::memcpy(elements.data(), bytes.data() + tensor.offset, static_cast<size_t>(tensor.bytes));
+      change(elements.data(), static_cast<int64_t>(elements.size()));
+      std::memcpy(bytes.data() + tensor.offset, elements.data(), static_cast<size_t>(tensor.bytes));
     }
     WriteAll(to, bytes);
   }
+}
+
+// A merged adapter: the final norm is the recorded one, matrices are not. Where nothing tells that, it may be
+// the integration as well, but neither the choice nor the order of the taps is.
+TEST(BadDrafterTest, AnotherTargetIsAModelProblem) {
+  const Folder folder("doctor_other_target");
+  std::mt19937 random(1);
+  std::normal_distribution<float> normal(0, 0.03f);
+  WriteTarget(folder.path(), "mlp.down_proj.weight", [&](bf16* elements, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) elements[i] = bf16(static_cast<float>(elements[i]) + normal(random));
+  });
   ExpectModelProblem("", folder.path(), "target layers.0.mlp.down_proj.weight");
+  const Report report = Judged("", folder.path(), Bundle::kWithoutFingerprints, VerdictKind::kEither, true);
+  EXPECT_EQ(report.ExitCode(), 6);
+  EXPECT_STREQ(report.verdict().first_failure->interface->id, "target");
+  EXPECT_EQ(report.Of("tap-layer").outcome, Outcome::kSkipped);
+  EXPECT_EQ(report.Of("tap-order").outcome, Outcome::kSkipped);
+  EXPECT_THAT(report.Of("tap-layer").detail, HasSubstr("own layers 1, 3, 5, as wanted"));
+}
+
+// Weights that round coarsely, or leave float32, fail no interface.
+TEST(BadDrafterTest, ExtremeWeightsAreAModelProblem) {
+  const auto scaled = [](const char* name, float factor, int64_t elements = 0) {
+    return [=](const StoredTensor& tensor, bf16* values, int64_t count) {
+      if (!tensor.name.ends_with(name)) return;
+      const int64_t some = elements == 0 ? count : elements;
+      for (int64_t i = 0; i < some; ++i) values[i] = bf16(static_cast<float>(values[i]) * factor);
+    };
+  };
+  const struct {
+    const char* words;
+    std::function<void(const StoredTensor&, bf16*, int64_t)> change;
+    const char* overflows;  // the interface that says so
+  } cases[] = {{"sharp attention",
+                [&](const StoredTensor& tensor, bf16* values, int64_t count) {
+                  scaled("q_norm.weight", 30)(tensor, values, count);
+                  scaled("k_norm.weight", 30)(tensor, values, count);
+                },
+                nullptr},
+               {"an outlier", scaled("layers.0.mlp.down_proj.weight", 1e4f, 512), nullptr},
+               {"huge feed-forward", scaled("layers.1.mlp.down_proj.weight", 1e20f), "draft-layers"},
+               {"huge fc", scaled("fc.weight", 1e30f), "fusion"}};
+  for (const auto& [words, change, overflows] : cases) {
+    SCOPED_TRACE(words);
+    const Folder folder("doctor_extreme_drafter");
+    WriteDrafter(folder.path(), change);
+    const Report report =
+        Judged(folder.path(), "", Bundle::kWithoutFingerprints,
+               overflows == nullptr ? VerdictKind::kEither : VerdictKind::kModel, overflows == nullptr);
+    if (overflows == nullptr) {
+      EXPECT_EQ(report.Of("masks").outcome, Outcome::kPass);
+      EXPECT_EQ(report.Of("draft-layers").outcome, Outcome::kPass);
+    } else {
+      EXPECT_STREQ(report.verdict().first_failure->interface->id, overflows);
+      EXPECT_THAT(report.verdict().text, HasSubstr("beyond float32's range"));
+      EXPECT_EQ(report.Of("batching").outcome, Outcome::kNotChecked);
+    }
+  }
+}
+
+// The output for which the head chooses the mask token: there is none where the mask token's row is zero.
+TEST(HeadTest, WithoutTheMaskTokensRowThereIsNoOutputForIt) {
+  for (const bool zero : {false, true}) {
+    const Folder folder("doctor_mask_row");
+    const DraftConfig draft_config = DraftConfig::Load(Options().draft_model, {}).value();
+    WriteTarget(folder.path(), "lm_head.weight", [&](bf16* elements, int64_t) {
+      if (zero) std::fill_n(elements + int64_t{256} * draft_config.mask_token_id, 256, bf16(0.0f));
+    });
+    const TargetConfig config = TargetConfig::Load(folder.path(), {}).value();
+    const TargetCheckpoint target = TargetCheckpoint::Open(folder.path(), config).value();
+    const DraftCheckpoint drafter = DraftCheckpoint::Open(Options().draft_model, draft_config).value();
+    DraftReference reference(draft_config, drafter, target);
+    const Subject subject = {.reference = &reference,
+                             .own = golden::ContractOf(draft_config),
+                             .gates = GatesFor(DType::kF32),
+                             .vocabulary = config.vocab_size};
+    const absl::StatusOr<Rows> output = OutputForMask(subject);
+    ASSERT_TRUE(output.ok()) << output.status();
+    EXPECT_EQ(output->rows, zero ? 0 : 1);
+  }
+}
+
+TEST(HeadTest, AHeadOfZerosIsTheModels) {
+  const Folder folder("doctor_zero_head");
+  WriteTarget(folder.path(), "lm_head.weight",
+              [](bf16* elements, int64_t count) { std::fill_n(elements, count, bf16(0.0f)); });
+  const Report report = Judged("", folder.path(), Bundle::kNone, VerdictKind::kModel, true);
+  EXPECT_STREQ(report.verdict().first_failure->interface->id, "head");
+  EXPECT_THAT(report.verdict().text, HasSubstr("lm_head is zero"));
+}
+
+TEST(BadFilesTest, AnotherChatTemplateIsNotTheThinkingFlag) {
+  const Folder folder("doctor_template");
+  WriteTarget(folder.path(), "none", [](bf16*, int64_t) {});
+  WriteAll(folder.path() / "chat_template.jinja", "{{ messages[0].content }}");
+  DoctorOptions options = Options();
+  options.model = folder.path();
+  options.stop_at_first_failure = true;
+  const absl::StatusOr<Report> report = RunDoctor(options);
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_STREQ(report->verdict().first_failure->interface->id, "template");
+  EXPECT_THAT(report->verdict().first_failure->cause, HasSubstr("another chat template"));
 }
 
 TEST(BadDrafterTest, WeightsThatAreNoNumbersAreNamed) {

@@ -37,7 +37,8 @@ absl::Status ForLogits(const Subject& subject, const Rows& y,
 struct BestToken {
   int64_t id = 0;
   double logit = kLowest;
-  double margin = 0;  // to the second best
+  double margin = 0;         // to the second best
+  double lowest = -kLowest;  // logit of all
 };
 
 absl::StatusOr<std::vector<BestToken>> BestTokens(const Subject& subject, const Rows& y) {
@@ -47,6 +48,7 @@ absl::StatusOr<std::vector<BestToken>> BestTokens(const Subject& subject, const 
       BestToken& of_row = best[static_cast<size_t>(j)];
       for (int64_t column = 0; column < logits.cols; ++column) {
         const double logit = logits.row(j)[column];
+        of_row.lowest = std::min(of_row.lowest, logit);
         if (logit > of_row.logit) {
           of_row = {.id = first + column, .logit = logit, .margin = logit - of_row.logit};
         } else {
@@ -56,6 +58,13 @@ absl::StatusOr<std::vector<BestToken>> BestTokens(const Subject& subject, const 
     }
   }));
   return best;
+}
+
+// Every token has the same logit in every row, though the rows are not zero.
+bool SaysNothing(const Rows& rows, const std::vector<BestToken>& best) {
+  return std::any_of(rows.values.begin(), rows.values.end(), [](double value) { return value != 0; }) &&
+         std::all_of(best.begin(), best.end(),
+                     [](const BestToken& of_row) { return of_row.lowest == of_row.logit; });
 }
 
 struct DraftCounts {
@@ -74,7 +83,9 @@ DraftCounts Count(const Subject& subject, const std::vector<int32_t>& drafts,
                         .all_alike = std::set<int32_t>(drafts.begin(), drafts.end()).size() == 1};
   for (size_t j = 0; j < drafts.size(); ++j) {
     const bool miss = drafts[j] != best[j].id;
-    const bool clear = best[j].margin > subject.gates.margin;
+    // Logits that reach further are rounded more coarsely.
+    const double reach = std::max(1.0, (best[j].logit - best[j].lowest) / 100);
+    const bool clear = best[j].margin > subject.gates.margin * reach;
     counts.misses += miss;
     counts.clear_rows += clear;
     counts.clear_misses += clear && miss;
@@ -99,21 +110,25 @@ absl::Status CheckHead(const Subject& subject, const DraftPass& pass, const Draf
   }
   const Rows rows = pass.output.Slice(1, counts.drafts), rows_before = pass.output.Slice(0, counts.drafts);
   const int64_t columns = std::min(pass.logits.cols, subject.vocabulary);
-  double worst = 0, worst_of_row_before = 0;
+  StageError worst;
+  double worst_of_row_before = 0;
+  subject.reference->ForgetLargest();
   for (int64_t part = 0; part < kParts; ++part) {
     const int64_t first = std::max<int64_t>(0, (columns - kColumns) * part / (kParts - 1));
     const int64_t count = std::min(kColumns, columns - first);
     const Rows ours = pass.logits.Columns(first, count);
     DFLASH_ASSIGN_OR_RETURN(const Rows right, subject.reference->Logits(rows, first, count));
     DFLASH_ASSIGN_OR_RETURN(const Rows of_row_before, subject.reference->Logits(rows_before, first, count));
-    worst = std::max(worst, RelativeError(ours, right));
+    DFLASH_ASSIGN_OR_RETURN(const StageError error, CompareStage(subject, ours, right, [&](double unit) {
+                              return subject.reference->Logits(Disturbed(rows, unit), first, count);
+                            }));
+    worst.Keep(error);
     worst_of_row_before = std::max(worst_of_row_before, RelativeError(ours, of_row_before));
   }
-  subject.report->Judge(
-      "head", worst, subject.gates.stage, kCompared, "logits of sampled columns",
-      worst_of_row_before <= subject.gates.stage
-          ? "row j - 1 goes through the head for position s + j"
-          : "another matrix than the target's lm_head, or the target's final norm before it");
+  JudgeStage(subject, "head", worst, kCompared, "logits of sampled columns",
+             worst_of_row_before <= worst.gate
+                 ? "row j - 1 goes through the head for position s + j"
+                 : "another matrix than the target's lm_head, or the target's final norm before it");
   return absl::OkStatus();
 }
 
@@ -184,7 +199,13 @@ absl::Status CheckDrafts(const Subject& subject, const DraftPass& pass) {
   const Rows rows = pass.output.Slice(1, pass.rows() - 1);
   DFLASH_ASSIGN_OR_RETURN(const std::vector<BestToken> best, BestTokens(subject, rows));
   const DraftCounts counts = Count(subject, pass.proposals, best);
-  DFLASH_RETURN_IF_ERROR(CheckHead(subject, pass, counts));
+  if (SaysNothing(rows, best)) {
+    subject.report->Fail("head", "every token has the same logit, in double precision as well",
+                         "the target's lm_head is zero, or all of its rows are the same", Blame::kModel);
+    subject.report->Of("head").look_at = "lm_head (tied: the embedding) in the target's checkpoint.";
+  } else {
+    DFLASH_RETURN_IF_ERROR(CheckHead(subject, pass, counts));
+  }
   CheckDraftRows(subject, counts);
   CheckDtype(subject, counts);
   return absl::OkStatus();
@@ -228,6 +249,9 @@ absl::StatusOr<Rows> OutputForMask(const Subject& subject) {
   const int64_t mask = subject.own.mask_token_id;
   if (mask >= subject.vocabulary) return Rows();
   DFLASH_ASSIGN_OR_RETURN(const Rows wanted, subject.reference->HeadRow(mask));
+  // Of zeros, the mask token's logit is 0 whatever the output.
+  if (std::all_of(wanted.values.begin(), wanted.values.end(), [](double value) { return value == 0; }))
+    return Rows();
   Rows y = wanted;
   const int rounds = subject.vocabulary > (1 << 16) ? 20 : 300;  // a head of real size takes seconds a round
   for (int round = 0; round < rounds; ++round) {
@@ -248,6 +272,7 @@ absl::StatusOr<Rows> OutputForMask(const Subject& subject) {
     double rms = 0;
     for (const double value : y.values) rms += value * value;
     rms = std::sqrt(rms / static_cast<double>(y.cols));
+    if (!(rms > 0) || winner < 0) return Rows();
     for (double& value : y.values) value /= rms;
     if ((mask_logit - best) / rms > 4 * subject.gates.margin) return y;
     DFLASH_ASSIGN_OR_RETURN(const Rows other, subject.reference->HeadRow(winner));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -40,6 +41,22 @@ absl::StatusOr<std::vector<float>> ReadFloats(const Checkpoint& checkpoint, cons
 
 }  // namespace
 
+Rows Disturbed(Rows rows, double unit) {
+  uint64_t state = 0x9e3779b97f4a7c15;
+  for (double& value : rows.values) {
+    state ^= state << 13, state ^= state >> 7, state ^= state << 17;  // xorshift64
+    value *= state >> 63 == 0 ? 1 + unit : 1 - unit;
+  }
+  return rows;
+}
+
+void DraftReference::Note(double value) const {
+  largest_ = std::isfinite(value) ? std::max(largest_, std::abs(value)) : HUGE_VAL;
+}
+void DraftReference::Note(const Rows& rows) const {
+  for (const double value : rows.values) Note(value);
+}
+
 absl::StatusOr<const std::vector<float>*> DraftReference::Weight(const std::string& name) {
   const auto found = weights_.find(name);
   if (found != weights_.end()) return &found->second;
@@ -54,14 +71,18 @@ absl::StatusOr<Rows> DraftReference::Linear(const Rows& x, const std::string& we
   if (static_cast<int64_t>(w->size()) != y.cols * x.cols)
     return absl::InternalError(absl::StrCat(weight, ": read with ", x.cols, " inputs"));
   LinearRef<double>(x.values.data(), w->data(), x.rows, y.cols, x.cols, y.values.data());
+  Note(y);
   return y;
 }
 
 absl::StatusOr<Rows> DraftReference::Norm(const Rows& x, const std::string& weight, double offset) {
   DFLASH_ASSIGN_OR_RETURN(const std::vector<float>* w, Weight(weight));
   Rows y(x.rows, x.cols);
-  for (int64_t i = 0; i < x.rows; ++i)
+  for (int64_t i = 0; i < x.rows; ++i) {
+    Note(std::inner_product(x.row(i), x.row(i) + x.cols, x.row(i), 0.0));
     RmsNormRef<double>(x.row(i), w->data(), offset, config_.rms_norm_eps, x.cols, y.row(i));
+  }
+  Note(y);
   return y;
 }
 
@@ -70,9 +91,11 @@ absl::StatusOr<Rows> DraftReference::HeadNorm(Rows x, const std::string& weight)
   for (int64_t i = 0; i < x.rows; ++i) {
     for (int64_t head = 0; head < x.cols; head += config_.head_dim) {
       double* at = x.row(i) + head;
+      Note(std::inner_product(at, at + config_.head_dim, at, 0.0));
       RmsNormRef<double>(at, w->data(), 0.0, config_.rms_norm_eps, config_.head_dim, at);
     }
   }
+  Note(x);
   return x;
 }
 
@@ -155,6 +178,7 @@ Rows DraftReference::Attend(const Rows& q, const Rows& k, const Rows& v, int64_t
         if (mask.window > 0 && !mask.causal && -distance >= mask.window) return;
         double score = 0;
         for (int64_t d = 0; d < dim; ++d) score += query[d] * key[d];
+        Note(score);
         weights.push_back(score * scale);
         values.push_back(value);
         most = std::max(most, weights.back());
@@ -185,8 +209,10 @@ absl::StatusOr<Rows> DraftReference::LayerOutput(size_t layer, const Rows& h, co
     std::copy_n(up.row(i), up.cols, both.row(i) + gate.cols);
   }
   SwiGluRef<double>(both.values.data(), x.rows, gate.cols, activated.values.data());
+  Note(activated);
   DFLASH_ASSIGN_OR_RETURN(const Rows down, Linear(activated, Of(layer, "mlp.down_proj.weight")));
   for (size_t i = 0; i < residual.values.size(); ++i) residual.values[i] += down.values[i];
+  Note(residual);
   return residual;
 }
 
@@ -214,6 +240,7 @@ absl::StatusOr<Rows> DraftReference::Logits(const Rows& y, int64_t first, int64_
   DFLASH_ASSIGN_OR_RETURN(const Rows head, HeadRows(first, count));
   Rows logits(y.rows, count);
   LinearRef<double>(y.values.data(), head.values.data(), y.rows, count, y.cols, logits.values.data());
+  Note(logits);
   return logits;
 }
 

@@ -19,6 +19,9 @@ namespace dflash::doctor {
 using golden::RelativeError;
 using golden::Rows;
 
+// The rows with every value moved by a relative `unit` up or down, by fixed pseudo-random signs.
+Rows Disturbed(Rows rows, double unit);
+
 // How c could be made of taps; only kPlain is right.
 enum class FusionForm : uint8_t { kPlain, kOnePlus, kUnnormed };
 
@@ -69,6 +72,11 @@ class DraftReference {
   // One row of the target's head.
   absl::StatusOr<Rows> HeadRow(int64_t id);
 
+  // The largest number that came up since the last call of ForgetLargest, squares that a norm sums up
+  // included; infinite where one was none. Beyond float32's range the serving path cannot follow.
+  double largest() const { return largest_; }
+  void ForgetLargest() { largest_ = 0; }
+
   const DraftConfig& config() const { return config_; }
 
  private:
@@ -78,11 +86,14 @@ class DraftReference {
   // Over heads of head_dim.
   absl::StatusOr<Rows> HeadNorm(Rows x, const std::string& weight);
   absl::StatusOr<Rows> HeadRows(int64_t first, int64_t count);
+  void Note(double value) const;
+  void Note(const Rows& rows) const;
 
   const DraftConfig& config_;
   const DraftCheckpoint& drafter_;
   const TargetCheckpoint& target_;
   std::map<std::string, std::vector<float>> weights_;
+  mutable double largest_ = 0;
 };
 
 }  // namespace dflash::doctor

@@ -33,66 +33,80 @@ std::set<int64_t> PossibleWindows(const std::vector<DraftLayerMask>& layers) {
 }
 
 struct WindowErrors {
-  double worst = 0;  // with the wanted windows
+  StageError worst;  // with the wanted windows
   std::vector<std::string> seen, wrong;
+  std::vector<std::string> unexplained;  // layers that no window explains
   bool dropped = false, by_one = false;  // among those that are wrong
 };
 
 // With the causality that the brief context showed, so that a wrong one is not taken for a wrong window.
-WindowErrors MeasureWindows(const Subject& subject, const SequenceRecord& whole,
-                            const SequenceRecord& brief) {
+absl::StatusOr<WindowErrors> MeasureWindows(const Subject& subject, const SequenceRecord& whole,
+                                            const SequenceRecord& brief) {
   const std::vector<DraftLayerMask>& layers = subject.contract().layers;
   const std::set<int64_t> possible = PossibleWindows(layers);
   WindowErrors errors;
   for (size_t layer = 0; layer < subject.reference->config().layers.size(); ++layer) {
     const DraftLayerMask& wanted = layers[layer];
-    const bool causal =
-        ClosestMask(subject, brief, layer, {wanted.causal, !wanted.causal}, {wanted.window}).causal;
-    std::vector<int64_t> windows = {wanted.window};
-    for (const int64_t size : possible) {
-      if (size != wanted.window) windows.push_back(size);
-    }
-    const MaskMatch match = ClosestMask(subject, whole, layer, {causal}, windows);
-    errors.worst =
-        std::max(errors.worst, ClosestMask(subject, whole, layer, {causal}, {wanted.window}).error);
+    DFLASH_ASSIGN_OR_RETURN(const MaskMatch in_brief,
+                            ClosestMask(subject, brief, layer, {wanted.causal, wanted.window},
+                                        {{!wanted.causal, wanted.window}}));
+    const bool causal = in_brief.mask.causal;
+    std::vector<Mask> others;
+    for (const int64_t size : possible) others.push_back({causal, size});
+    DFLASH_ASSIGN_OR_RETURN(const MaskMatch match,
+                            ClosestMask(subject, whole, layer, {causal, wanted.window}, others));
+    const int64_t window = match.mask.window;
+    errors.worst.Keep(match.wanted);
     errors.seen.push_back(
-        absl::StrCat(CausalityName(match.causal), ", ",
-                     match.window == 0 ? std::string("no window") : absl::StrCat("window ", match.window)));
-    if (match.window == wanted.window && match.error <= subject.gates.stage) continue;
-    errors.dropped |= match.window == 0;
-    errors.by_one |= std::abs(match.window - wanted.window) == 1;
-    errors.wrong.push_back(absl::StrCat(
-        "layer ", layer, " has ",
-        match.window == 0 ? std::string("no window") : absl::StrCat("a window of ", match.window),
-        ", wanted ", wanted.window == 0 ? std::string("none") : absl::StrCat(wanted.window)));
+        absl::StrCat(CausalityName(causal), ", ",
+                     window == 0 ? std::string("no window") : absl::StrCat("window ", window)));
+    if (window == wanted.window) {
+      if (match.wanted.fails()) {
+        errors.unexplained.push_back(
+            absl::StrFormat("layer %d is off by %.2g with the wanted window", layer, match.wanted.error));
+      }
+      continue;
+    }
+    errors.dropped |= window == 0;
+    errors.by_one |= std::abs(window - wanted.window) == 1;
+    errors.wrong.push_back(
+        absl::StrCat("layer ", layer, " has ",
+                     window == 0 ? std::string("no window") : absl::StrCat("a window of ", window),
+                     ", wanted ", wanted.window == 0 ? std::string("none") : absl::StrCat(wanted.window)));
   }
   return errors;
 }
 
-void CheckWindow(const Subject& subject, const SequenceRecord& whole, const SequenceRecord& brief) {
+absl::Status CheckWindow(const Subject& subject, const SequenceRecord& whole, const SequenceRecord& brief) {
   Report& report = *subject.report;
-  const WindowErrors errors = MeasureWindows(subject, whole, brief);
+  subject.reference->ForgetLargest();
+  DFLASH_ASSIGN_OR_RETURN(const WindowErrors errors, MeasureWindows(subject, whole, brief));
   const std::string seen = absl::StrJoin(errors.seen, "; ");
   const std::string compared = absl::StrCat("literals of the bundle, context of ", whole.length());
-  const double gate = subject.gates.stage;
+  const double gate = errors.worst.gate;
   int64_t longest = 0;
   for (const DraftLayerMask& mask : subject.contract().layers) longest = std::max(longest, mask.window);
-  if (subject.bundle == nullptr)
-    return report.NotChecked("window", absl::StrCat("needs a golden bundle; seen: ", seen));
-  if (!errors.wrong.empty()) {
+  if (subject.bundle == nullptr) {
+    report.NotChecked("window", absl::StrCat("needs a golden bundle; seen: ", seen));
+  } else if (!errors.wrong.empty()) {
     // A window that fits better fails in any case: the rows at its edge may weigh little.
-    report.Judge("window", std::max(errors.worst, 2 * gate), gate, compared,
+    report.Judge("window", std::max(errors.worst.error, 2 * gate), gate, compared,
                  absl::StrJoin(errors.wrong, "; "),
                  errors.dropped  ? "the sliding windows are dropped: sliding layers see the whole context"
-                 : errors.by_one ? "the window is off by one: it counts the query itself (q - k < W)"
+                 : errors.by_one ? "the window is off by one: of W positions the query's own is one, so that "
+                                   "q - k < W is seen"
                                  : "another sliding_window");
+  } else if (!errors.unexplained.empty()) {
+    JudgeStage(subject, "window", errors.worst, compared, absl::StrJoin(errors.unexplained, "; "),
+               "the attention is none that a window explains: scale, heads or keys");
   } else if (longest >= whole.length()) {
     report.NotChecked("window",
                       absl::StrCat("a context of ", whole.length(), " does not reach the window of ", longest,
                                    ": --max-context-tokens ", longest + 96, " would"));
   } else {
-    report.Pass("window", errors.worst, gate, compared, seen);
+    JudgeStage(subject, "window", errors.worst, compared, seen, "");
   }
+  return absl::OkStatus();
 }
 
 // --- what is stored
@@ -100,16 +114,20 @@ void CheckWindow(const Subject& subject, const SequenceRecord& whole, const Sequ
 absl::Status CheckPaging(const Subject& subject, const SequenceRecord& whole) {
   const std::vector<int64_t> positions = Sampled(whole.length());
   const Rows c = Pick(whole.features, positions);
-  double worst = 0;
+  StageError worst;
+  subject.reference->ForgetLargest();
   for (size_t layer = 0; layer < subject.reference->config().layers.size(); ++layer) {
     DFLASH_ASSIGN_OR_RETURN(const Rows v, subject.reference->Values(layer, c));
-    worst = std::max(worst, RelativeError(Pick(whole.context[layer].v, positions), v));
+    DFLASH_ASSIGN_OR_RETURN(
+        const StageError error,
+        CompareStage(subject, Pick(whole.context[layer].v, positions), v,
+                     [&](double unit) { return subject.reference->Values(layer, Disturbed(c, unit)); }));
+    worst.Keep(error);
   }
   const int64_t pages = (whole.length() + kPageTokens - 1) / kPageTokens;
-  subject.report->Judge("paging", worst, subject.gates.stage,
-                        "double precision, v_proj c of sampled positions",
-                        absl::StrCat("a context of ", whole.length(), " positions in ", pages, " pages"),
-                        "pages of the drafter's context are freed or written again while they are read");
+  JudgeStage(subject, "paging", worst, "double precision, v_proj c of sampled positions",
+             absl::StrCat("a context of ", whole.length(), " positions in ", pages, " pages"),
+             "pages of the drafter's context are freed or written again while they are read");
   return absl::OkStatus();
 }
 
@@ -149,7 +167,7 @@ void CheckPrefix(const Subject& subject, const SequenceRecord& whole) {
 
 absl::Status CheckLongContext(const Subject& subject, const SequenceRecord& whole,
                               const SequenceRecord& chunked, const SequenceRecord& brief) {
-  CheckWindow(subject, whole, brief);
+  DFLASH_RETURN_IF_ERROR(CheckWindow(subject, whole, brief));
   DFLASH_RETURN_IF_ERROR(CheckPaging(subject, whole));
   CheckChunkedPrefill(subject, whole, chunked);
   CheckPrefix(subject, whole);

@@ -37,7 +37,7 @@ constexpr Interface kInterfaces[] = {
      "chat_template.jinja; enable_thinking of the request (ChatPrompt) and its default."},
     {"target", "-", "hidden states of the target", Oracle::kBundle,
      "The target itself computes something else: every interface behind it is fed with wrong numbers.",
-     "worker/model/target.cc; quantization of the target."},
+     "config.json of the target; worker/model/target.cc; quantization of the target."},
     {"tap-layer", "4", "tap layer index", Oracle::kBundle,
      "The drafter sees the outputs of other layers than those it was trained on.",
      "dflash_config.target_layer_ids; OutputOf() in base/layer_index.h: id k is the output of layer k, "
@@ -136,7 +136,8 @@ constexpr Interface kInterfaces[] = {
     {"calibration", "-", "confidence against acceptance", Oracle::kLiteral,
      "The drafter is sure of drafts that are rejected: it does not see what it was trained on. On hard text "
      "it would be unsure.",
-     "The findings above; on a dashboard the acceptance by position, content and origin of the context."},
+     "What failed or was not checked above; on a dashboard the acceptance by position, content and origin of "
+     "the context."},
     {"draft-logits", "35", "draft logits of the first block", Oracle::kBundle,
      "All interfaces hold one by one, yet the whole block differs from the reference.",
      "The findings above with the largest measured numbers."},
@@ -280,9 +281,17 @@ Finding& Report::Of(std::string_view id) {
 }
 const Finding& Report::Of(std::string_view id) const { return const_cast<Report*>(this)->Of(id); }
 
+Finding& Report::Anew(std::string_view id) {
+  Finding& finding = Of(id);
+  const Interface* interface = finding.interface;
+  finding = Finding();
+  finding.interface = interface;
+  return finding;
+}
+
 void Report::Pass(std::string_view id, double measured, double limit, std::string compared,
                   std::string detail) {
-  Finding& finding = Of(id);
+  Finding& finding = Anew(id);
   finding.outcome = Outcome::kPass;
   finding.measured = measured;
   finding.limit = limit;
@@ -301,7 +310,7 @@ bool Report::Judge(std::string_view id, double measured, double limit, std::stri
 }
 
 void Report::Fail(std::string_view id, std::string detail, std::string cause, Blame blame) {
-  Finding& finding = Of(id);
+  Finding& finding = Anew(id);
   finding.outcome = Outcome::kFail;
   finding.blame = blame;
   finding.detail = std::move(detail);
@@ -309,13 +318,13 @@ void Report::Fail(std::string_view id, std::string detail, std::string cause, Bl
 }
 
 void Report::Skip(std::string_view id, std::string why) {
-  Finding& finding = Of(id);
+  Finding& finding = Anew(id);
   finding.outcome = Outcome::kSkipped;
   finding.detail = std::move(why);
 }
 
 void Report::NotChecked(std::string_view id, std::string why) {
-  Finding& finding = Of(id);
+  Finding& finding = Anew(id);
   finding.outcome = Outcome::kNotChecked;
   finding.detail = std::move(why);
 }
@@ -342,11 +351,20 @@ void Report::Settle() {
     return finding.outcome == Outcome::kFail && finding.blame == Blame::kIntegration;
   });
   const bool agree = EveryInterfaceAgrees();
+  const Outcome acceptance = Of("end-to-end").outcome;
+  constexpr char kUnchecked[] = "not every interface was checked";
   bool target_broken = false, follows = false;  // something above that failed
   for (Finding& finding : findings_) {
     follows |= finding.outcome == Outcome::kFail && finding.blame == Blame::kIntegration;
     if (finding.outcome != Outcome::kFail || finding.blame != Blame::kUnsettled) continue;
-    const bool of_target = std::string_view(finding.interface->id) == "target";
+    const std::string_view id = finding.interface->id;
+    const bool of_target = id == "target";
+    const bool recorded_numbers = id == "fusion" || id == "draft-logits";
+    const auto either = [&finding](std::string_view why) {
+      finding.blame = Blame::kEither;
+      if (!finding.cause.empty()) finding.cause += "; ";
+      finding.cause += why;
+    };
     const bool other =
         target_weights == Weights::kOther || (!of_target && drafter_weights == Weights::kOther);
     const bool recorded =
@@ -361,19 +379,27 @@ void Report::Settle() {
           "or for other text): " +
           finding.detail;
     } else if (!recorded) {
-      finding.blame = Blame::kEither;
-      absl::StrAppend(&finding.cause, finding.cause.empty() ? "" : "; ",
-                      agree ? "every interface agrees, which speaks for the weights; "
-                            : "not every interface was checked; ",
-                      "the weights could not be compared with recorded ones");
-    } else if (of_target || target_broken || !agree) {
+      either(absl::StrCat(agree ? "every interface agrees, which speaks for the weights" : kUnchecked,
+                          "; the weights could not be compared with recorded ones"));
+    } else if (of_target || target_broken) {
       finding.blame = Blame::kIntegration;
       target_broken |= of_target;
-    } else {
+    } else if (agree) {
       finding.blame = Blame::kModel;
       finding.cause =
           "every interface agrees with its oracle, so it is the drafter: its training, this kind of text, or "
           "weights that were changed where no fingerprint samples them";
+    } else if (acceptance == Outcome::kFail) {
+      finding.blame = Blame::kIntegration;
+    } else if (acceptance == Outcome::kPass && !recorded_numbers) {
+      finding.blame = Blame::kModel;
+      finding.cause =
+          "the recorded weights draft as they did when they were recorded, so it is the drafter: its "
+          "training, or this kind of text";
+    } else {
+      either(absl::StrCat(kUnchecked, acceptance == Outcome::kPass
+                                          ? ", though tokens per round are as recorded"
+                                          : ", and no acceptance to compare with was recorded"));
     }
   }
 }
@@ -427,16 +453,19 @@ const Verdict Report::verdict() const {
     verdict.first_failure = first_model;
     verdict.text = absl::StrCat("No interface of the integration failed, so this is a problem of the model: ",
                                 first_model->cause, " (", first_model->interface->id, ").");
+    if (first_either != nullptr)
+      absl::StrAppend(&verdict.text, " Not told by that: ", first_either->interface->id, ".");
   } else if (first_either != nullptr) {
     verdict.kind = VerdictKind::kEither;
     verdict.first_failure = first_either;
     verdict.text = absl::StrCat(
         "\"", first_either->interface->title, "\" (", first_either->interface->id,
-        ") fails, and both are possible: other weights than those that were recorded (random, another "
-        "revision, trained for another target), or a broken integration. ",
-        first_either->cause,
-        ". What tells: a golden bundle with fingerprints (docs/golden-bundle.md), of a running server with "
-        "--admin-address; and the doctor of the pair, --model DIR --draft-model DIR.");
+        ") fails, and both are possible: ",
+        target_weights == Weights::kRecorded && drafter_weights == Weights::kRecorded
+            ? "a bad drafter (its training, weights that were changed where no fingerprint samples them)"
+            : "other weights than those that were recorded (random, another revision, trained for another "
+              "target)",
+        ", or a broken integration: ", first_either->cause, ". What tells: ", what_tells, ".");
   } else if (unchecked > 0) {
     verdict.kind = VerdictKind::kIncomplete;
     verdict.text =
@@ -478,10 +507,10 @@ std::string Report::ToText(bool colours) const {
   for (const Finding& finding : findings_) {
     const Style style = StyleOf(finding);
     const bool number = !std::isnan(finding.measured);
-    absl::StrAppendFormat(
-        &text, "%-8s %-44s %s %-10s %-9s %s\n", finding.interface->numbers, finding.interface->title,
-        paint(absl::StrFormat("%-13s", style.mark), style.colour), number ? Number(finding.measured) : "",
-        std::isnan(finding.limit) ? "" : Number(finding.limit), Name(finding.interface->oracle));
+    absl::StrAppendFormat(&text, "%-8s %-44s %s %-10s %-9s %s\n", finding.interface->numbers,
+                          finding.interface->title, paint(absl::StrFormat("%-13s", style.mark), style.colour),
+                          number ? Number(finding.measured) : "",
+                          std::isnan(finding.limit) ? "" : Number(finding.limit), Name(finding.oracle()));
     if (finding.outcome == Outcome::kPass) continue;
     const std::string indent(9, ' ');
     const auto line = [&](const char* label, const std::string& words) {
@@ -520,7 +549,7 @@ std::string Report::ToJson() const {
     Json entry = {{"id", interface.id},
                   {"numbers", interface.numbers},
                   {"title", interface.title},
-                  {"oracle", Name(interface.oracle)},
+                  {"oracle", Name(finding.oracle())},
                   {"outcome", Name(finding.outcome)},
                   {"measured", number(finding.measured)},
                   {"limit", number(finding.limit)},

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -60,10 +61,13 @@ struct Finding {
   // The measured number; NaN: there is none.
   double measured = std::numeric_limits<double>::quiet_NaN();
   double limit = std::numeric_limits<double>::quiet_NaN();
-  std::string compared;  // with what
-  std::string detail;    // what was seen
-  std::string cause;     // of a failure: the most probable one
-  std::string look_at;   // of a failure; empty: the interface's
+  std::string compared;                // with what
+  std::string detail;                  // what was seen
+  std::string cause;                   // of a failure: the most probable one
+  std::string look_at;                 // of a failure; empty: the interface's
+  std::optional<Oracle> held_against;  // where that is another oracle than the interface's
+
+  Oracle oracle() const { return held_against.value_or(interface->oracle); }
 };
 
 enum class VerdictKind : uint8_t {
@@ -88,6 +92,7 @@ class Report {
   // The finding of an interface; its id must be one of Interfaces().
   Finding& Of(std::string_view id);
   const Finding& Of(std::string_view id) const;
+  // Each of these replaces what was found before, figures included.
   void Pass(std::string_view id, double measured, double limit, std::string compared, std::string detail);
   // Passes when measured <= limit, and fails with `cause` otherwise.
   bool Judge(std::string_view id, double measured, double limit, std::string compared, std::string detail,
@@ -99,9 +104,19 @@ class Report {
   // A file that cannot be examined: `where` names it for the reader.
   void FailInput(std::string_view id, const std::string& error, std::string where);
 
-  // Decides who is to blame for the failures that weights can cause as well: with an interface failing, the
-  // integration; with other weights than recorded, the model; with the recorded ones, or compared by nobody,
-  // what the interfaces say. Once, when all is examined.
+  // Decides who is to blame for the failures that weights can cause as well (kUnsettled). Once, when all is
+  // examined. The first line that applies; the weights are the target's for "target", else both models':
+  //
+  //   an interface failed                            integration: this follows from it
+  //   other weights than recorded                    model
+  //   weights not compared, or not all               either
+  //   "target", or behind it, recorded weights       integration: configuration or arithmetic of the target
+  //   every interface agrees                         model: the drafter, the text, weights nobody sampled
+  //   not all were checked; tokens per round are
+  //     fewer than recorded                          integration: the same weights did better
+  //     as recorded                                  model: the recorded pair drafts as badly. But numbers
+  //                                                  that were recorded, and are others: either
+  //     not recorded                                 either
   void Settle();
 
   const std::vector<Finding>& findings() const { return findings_; }
@@ -115,6 +130,10 @@ class Report {
   std::string advice =
       "What reads the same configuration with the same code shares its mistakes: give a golden bundle of "
       "another implementation (--golden DIR).";
+  // What would settle a verdict that may be either.
+  std::string what_tells =
+      "a golden bundle with fingerprints (docs/golden-bundle.md), of a running server with --admin-address; "
+      "and the doctor of the pair, --model DIR --draft-model DIR";
   // As far as fingerprints tell (revisions.h).
   Weights target_weights = Weights::kUnknown, drafter_weights = Weights::kUnknown;
 
@@ -127,6 +146,7 @@ class Report {
  private:
   // Every interface between files and draft logits agrees with its oracle.
   bool EveryInterfaceAgrees() const;
+  Finding& Anew(std::string_view id);
   std::vector<Finding> findings_;
 };
 

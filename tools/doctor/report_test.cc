@@ -1,7 +1,10 @@
 // Who is to blame: the integration, the model, either, or the files that were given.
 #include "tools/doctor/report.h"
 
+#include <cmath>
+#include <cstdint>
 #include <string>
+#include <utility>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -12,6 +15,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 // A report in which every interface agrees.
 Report Agreeing() {
@@ -55,12 +59,89 @@ TEST(BlameTest, WithTheRecordedWeightsAndEveryInterfaceAgreeingItIsTheModel) {
   }
 }
 
-TEST(BlameTest, WithTheRecordedWeightsAndInterfacesThatNobodySawItIsTheIntegration) {
+// The recorded weights, and an interface that nobody saw: what counts is the acceptance beside the recorded.
+TEST(BlameTest, WithInterfacesThatNobodySawAcceptanceTells) {
+  enum class Acceptance : uint8_t { kFewer, kAsRecorded, kNotRecorded };
+  const struct {
+    const char* id;
+    Acceptance acceptance;
+    VerdictKind kind;
+    int exit_code;
+    const char* words;
+  } cases[] = {
+      {"end-to-end", Acceptance::kFewer, VerdictKind::kIntegration, 1, "broken at"},
+      {"calibration", Acceptance::kFewer, VerdictKind::kIntegration, 1, "broken at"},
+      {"draft-logits", Acceptance::kFewer, VerdictKind::kIntegration, 1, "broken at"},
+      {"calibration", Acceptance::kAsRecorded, VerdictKind::kModel, 5, "draft as they did when they were"},
+      {"head", Acceptance::kAsRecorded, VerdictKind::kModel, 5, "draft as they did when they were"},
+      {"draft-logits", Acceptance::kAsRecorded, VerdictKind::kEither, 6, "as recorded"},
+      {"fusion", Acceptance::kAsRecorded, VerdictKind::kEither, 6, "as recorded"},
+      {"calibration", Acceptance::kNotRecorded, VerdictKind::kEither, 6, "no acceptance to compare with"},
+      {"draft-logits", Acceptance::kNotRecorded, VerdictKind::kEither, 6, "no acceptance to compare with"}};
+  for (const auto& [id, acceptance, kind, exit_code, words] : cases) {
+    SCOPED_TRACE(id);
+    Report report = Agreeing();
+    report.target_weights = report.drafter_weights = Weights::kRecorded;
+    report.NotChecked("masks", "not visible from outside");
+    if (acceptance == Acceptance::kFewer) report.Fail("end-to-end", "seen", "cause", Blame::kUnsettled);
+    if (acceptance == Acceptance::kNotRecorded) report.NotChecked("end-to-end", "none recorded");
+    report.Fail(id, "seen", "cause", Blame::kUnsettled);
+    ExpectVerdict(report, kind, exit_code, id);
+    EXPECT_THAT(report.verdict().text, HasSubstr(words));
+    if (kind == VerdictKind::kEither) {
+      EXPECT_THAT(report.verdict().text, AllOf(HasSubstr("a bad drafter"), Not(HasSubstr("other weights"))));
+    }
+  }
+}
+
+// Of unknown weights either, of the target for itself and of both for the rest; other ones are the model's.
+TEST(BlameTest, WeightsOfTheTargetAndOfTheDrafter) {
+  constexpr Weights kRecorded = Weights::kRecorded, kUnknown = Weights::kUnknown, kOther = Weights::kOther;
+  constexpr Blame kIntegration = Blame::kIntegration, kEither = Blame::kEither, kModel = Blame::kModel;
+  const struct {
+    Weights target, drafter;
+    Blame of_target, of_drafts;
+  } cases[] = {{kRecorded, kRecorded, kIntegration, kModel},
+               {kRecorded, kUnknown, kIntegration, kEither},
+               {kRecorded, kOther, kIntegration, kModel},
+               {kUnknown, kRecorded, kEither, kEither},
+               {kUnknown, kUnknown, kEither, kEither},
+               {kUnknown, kOther, kEither, kModel},
+               {kOther, kRecorded, kModel, kModel},
+               {kOther, kUnknown, kModel, kModel},
+               {kOther, kOther, kModel, kModel}};
+  for (const auto& [target, drafter, of_target, of_drafts] : cases) {
+    for (const auto& [id, blame] : {std::pair("target", of_target), std::pair("draft-logits", of_drafts)}) {
+      SCOPED_TRACE(testing::Message() << id << int(target) << int(drafter));
+      Report report = Agreeing();
+      report.target_weights = target;
+      report.drafter_weights = drafter;
+      report.Fail(id, "seen", "cause", Blame::kUnsettled);
+      report.Settle();
+      EXPECT_EQ(report.Of(id).blame, blame);
+    }
+  }
+}
+
+TEST(ReportTest, AFindingReplacesTheOneBeforeIt) {
+  Report report;
+  report.Judge("weights", 3, 2, "finite numbers", "seen", "cause");
+  report.Fail("weights", "fc.weight has a NaN", "cause");
+  EXPECT_TRUE(std::isnan(report.Of("weights").measured));
+  EXPECT_TRUE(std::isnan(report.Of("weights").limit));
+  EXPECT_EQ(report.Of("weights").compared, "");
+  report.Pass("weights", 0, 0, "finite numbers", "seen");
+  EXPECT_EQ(report.Of("weights").cause, "");
+}
+
+TEST(ReportTest, SaysWhatAFindingWasHeldAgainst) {
   Report report = Agreeing();
-  report.target_weights = report.drafter_weights = Weights::kRecorded;
-  report.NotChecked("masks", "not visible from outside");
-  report.Fail("end-to-end", "seen", "cause", Blame::kUnsettled);
-  ExpectVerdict(report, VerdictKind::kIntegration, 1, "end-to-end");
+  EXPECT_EQ(report.Of("fusion").oracle(), Oracle::kOwnPath);
+  report.Of("fusion").held_against = Oracle::kBundle;
+  EXPECT_EQ(report.Of("fusion").oracle(), Oracle::kBundle);
+  EXPECT_THAT(
+      report.ToJson(),
+      Not(HasSubstr("\"title\": \"projection, then norm with plain weight\",\n      \"oracle\": \"own")));
 }
 
 TEST(BlameTest, TheRecordedTargetThatComputesSomethingElseIsTheIntegration) {

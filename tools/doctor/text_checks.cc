@@ -86,12 +86,12 @@ absl::Status CheckTemplate(const Subject& subject, const std::string& model_fold
     if (text == prompt.text) continue;
     if (wrong++ == 0)
       first = absl::StrCat("; prompt ", i, " differs from byte ", FirstDifference(text, prompt.text));
-    // Is it the prompt as the other thinking flag renders it?
-    const bool flag = prompt.chat->enable_thinking.value_or(true);
+    // Does the other thinking flag render what was recorded?
+    const bool flag = thinking.value_or(true);
     const absl::StatusOr<std::string> other = Render(*chat_template, *prompt.chat, !flag);
-    if (other.ok() && text == *other) {
-      cause = absl::StrCat("the thinking flag is ", flag ? "off" : "on", " where the bundle has it ",
-                           flag ? "on" : "off");
+    if (other.ok() && *other == prompt.text) {
+      cause = absl::StrCat("the thinking flag is ", flag ? "on" : "off", " where the bundle has it ",
+                           flag ? "off" : "on");
     }
   }
   if (chats == 0) {
