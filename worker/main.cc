@@ -621,7 +621,7 @@ int Main(int argc, char** argv) {
   if (!flags.group.defect.empty() &&
       std::find(defects.begin(), defects.end(), flags.group.defect) == defects.end()) {
     return Fail(kExitBadFlags, absl::InvalidArgumentError(absl::StrCat(
-                                   "--inject-defect: ", defects.empty() ? "not in this build" : "unknown: ",
+                                   "--inject-defect: ", defects.empty() ? "only in builds of the preset `defects`" : "unknown: ",
                                    defects.empty() ? "" : flags.group.defect)));
   }
   // A worker gets tokens: it would plant nothing.
