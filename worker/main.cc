@@ -312,21 +312,31 @@ class SignalThread {
   std::thread thread_;  // the last: it uses the others
 };
 
-// The bundle for the self-test; nullopt: there is none to be run.
-absl::StatusOr<std::optional<golden::GoldenBundle>> BundleForSelfTest(const Flags& flags) {
+// What the self-test is run with, or why it is not.
+struct SelfTestBundle {
+  std::optional<golden::GoldenBundle> bundle;
+  std::string none_because;
+};
+
+absl::StatusOr<SelfTestBundle> BundleForSelfTest(const Flags& flags) {
+  const auto none = [](std::string why) {
+    return SelfTestBundle{.bundle = std::nullopt, .none_because = std::move(why)};
+  };
   std::string folder = flags.golden;
-  if (flags.self_test == "off" || flags.group.draft_model.empty()) return std::nullopt;
+  if (flags.self_test == "off") return none("--self-test off");
+  if (flags.group.draft_model.empty()) return none("there is no drafter");
   if (folder.empty()) {
     folder = flags.group.draft_model + "/golden";
-    if (!std::filesystem::exists(folder + "/bundle.json")) return std::nullopt;
+    if (!std::filesystem::exists(folder + "/bundle.json"))
+      return none("no golden bundle was given (--golden), and none lies beside the drafter");
   }
   absl::StatusOr<golden::GoldenBundle> bundle = golden::GoldenBundle::Open(folder);
   if (!bundle.ok() && flags.self_test == "warn") {
     spdlog::error("SELF-TEST NOT RUN: {}", std::string(bundle.status().message()));
-    return std::nullopt;
+    return none(absl::StrCat("the golden bundle cannot be read: ", bundle.status().message()));
   }
   DFLASH_RETURN_IF_ERROR(bundle.status());
-  return *std::move(bundle);
+  return SelfTestBundle{.bundle = *std::move(bundle), .none_because = {}};
 }
 
 // A bundle that does not fit this pair is a failed test: it was given to be passed.
@@ -350,12 +360,12 @@ absl::StatusOr<SelfTestReport> RunSelfTestOf(const Flags& flags, const golden::G
 
 // Runs the self-test, if there is one to run. A failed one takes speculation from the engine unless
 // overridden, and says so everywhere: log, metric, status.
-absl::Status TestItself(const Flags& flags, const std::optional<golden::GoldenBundle>& bundle,
-                        const Group& group, Engine* engine, EngineMetrics* metrics, GroupIdentity* identity) {
+absl::Status TestItself(const Flags& flags, const SelfTestBundle& with, const Group& group, Engine* engine,
+                        EngineMetrics* metrics, GroupIdentity* identity) {
+  const std::optional<golden::GoldenBundle>& bundle = with.bundle;
   SelfTestResult result = SelfTestResult::kSkipped;
   if (!bundle.has_value()) {
-    identity->self_test_detail =
-        flags.self_test == "off" ? "--self-test off" : "there is no golden bundle that can be read";
+    identity->self_test_detail = with.none_because;
   } else {
     metrics->Mute();
     DFLASH_ASSIGN_OR_RETURN(const SelfTestReport report, RunSelfTestOf(flags, *bundle, group, engine));
@@ -388,7 +398,7 @@ absl::Status TestItself(const Flags& flags, const std::optional<golden::GoldenBu
 // Rank 0: loads, then runs the engine until the coordinator or a signal ends it.
 int Lead(const Flags& flags, Membership& membership, SignalThread& signals) {
   const absl::Time load_deadline = absl::Now() + absl::Seconds(flags.load_timeout_seconds);
-  const absl::StatusOr<std::optional<golden::GoldenBundle>> bundle = BundleForSelfTest(flags);
+  const absl::StatusOr<SelfTestBundle> bundle = BundleForSelfTest(flags);
   if (!bundle.ok()) return Fail(kExitBadModel, bundle.status());
   absl::StatusOr<Group> group =
       LoadGroup(flags.group, [](const std::string& line) { spdlog::info("{}", line); });

@@ -54,6 +54,13 @@ struct Diagnosis {
   }
 };
 
+v1::GenerateRequest Strict() {
+  v1::GenerateRequest request = ShortRequest();
+  request.mutable_speculation()->set_mode(v1::SPECULATION_MODE_DFLASH);
+  request.mutable_speculation()->set_strict(true);
+  return request;
+}
+
 Diagnosis Examine(Server& server, const std::string& prompts) {
   const Ran ran = server.Dflashctl({"doctor", "--golden", Golden(), "--admin-address", server.admin_address(),
                                     "--max-prompts", prompts, "--json"});
@@ -240,6 +247,34 @@ TEST(RunningDoctorTest, PromptsThatDoNotFitAreLeftOut) {
               HasSubstr("2 golden prompts, with their outputs longer than"));
 }
 
+// Of ten and more tokens per round blocks of eight rows have fewer: the operator's wish, no defect.
+TEST(RunningDoctorTest, BlocksThatTheRowLimitCutsAreNotComparedWithWholeOnes) {
+  Server server({"--golden", Golden(), "--max-verify-rows", "8"});
+  ASSERT_NE(server.channel(), nullptr);
+  EXPECT_THAT(server.process().output(), Not(HasSubstr("SELF-TEST FAILED")));
+  EXPECT_THAT(server.Dflashctl({"status"}).output,
+              HasSubstr("acceptance was not judged: blocks were cut to 8 of 16 rows by --max-verify-rows"));
+  const ctl::Generation drafted = server.GenerateOk(Strict());
+  EXPECT_GT(drafted.finished.speculation().accepted_tokens(), 0u);
+  const Diagnosis diagnosis = Examine(server, "10");
+  EXPECT_EQ(diagnosis.exit_code, 0) << diagnosis.report.dump(1);
+  EXPECT_THAT(diagnosis.Failed(), IsEmpty());
+  for (const char* id : {"end-to-end", "prefix"}) {
+    EXPECT_EQ(diagnosis.Outcome(id), "not checked");
+    EXPECT_THAT(diagnosis.Text(id), HasSubstr("blocks were cut to 8 of 16 rows (--max-verify-rows"));
+  }
+  for (const char* id : {"batching", "sampling", "limits", "metrics"})
+    EXPECT_EQ(diagnosis.Outcome(id), "pass") << diagnosis.Text(id);
+  // Nor is it recorded as if they had been whole.
+  const std::string reference = ::testing::TempDir() + "running_doctor_cut." + std::to_string(getpid());
+  std::filesystem::remove_all(reference);
+  const Ran recorded =
+      server.Dflashctl({"golden", "record", "--golden", Golden(), "--out", reference, "--max-tokens", "32"});
+  EXPECT_EQ(recorded.exit_code, 0);
+  EXPECT_THAT(recorded.output, HasSubstr("prompts are recorded without acceptance"));
+  std::filesystem::remove_all(reference);
+}
+
 TEST(RunningDoctorTest, PlantedDefectsAreNamed) {
   const struct {
     const char* defect;
@@ -272,13 +307,6 @@ TEST(RunningDoctorTest, ConfidentAndRejectedIsSeenLive) {
   EXPECT_THAT(server.Dflashctl({"status"}).output, HasSubstr("BROKEN: confident_and_rejected"));
   EXPECT_TRUE(IsOne(server.Metrics(), "dflashd_spec_decode_health{", "reason=\"confident_and_rejected\""));
   EXPECT_FALSE(IsOne(server.Metrics(), "dflashd_spec_decode_health{", "reason=\"none\""));
-}
-
-v1::GenerateRequest Strict() {
-  v1::GenerateRequest request = ShortRequest();
-  request.mutable_speculation()->set_mode(v1::SPECULATION_MODE_DFLASH);
-  request.mutable_speculation()->set_strict(true);
-  return request;
 }
 
 TEST(SelfTestAtStartTest, AFailedOneRefusesSpeculationAndSaysWhy) {

@@ -173,13 +173,19 @@ int RecordFromServer(const std::vector<std::string>& arguments, Interrupt* inter
   Connection connection(*endpoint, interrupt);
   Endpoint admin = *endpoint;
   admin.address = admin_address;
-  int64_t left_out = 0;
-  const grpc::Status status =
-      RecordServer(connection, admin_address.empty() ? nullptr : &admin, *bundle, max_tokens, out, &left_out);
+  int64_t left_out = 0, cut = 0;
+  const grpc::Status status = RecordServer(connection, admin_address.empty() ? nullptr : &admin, *bundle,
+                                           max_tokens, out, &left_out, &cut);
   if (!status.ok()) return ServerError(status, *interrupt);
   if (left_out > 0)
     std::fprintf(stderr, "%lld prompts do not fit into the server's context: left out\n",
                  static_cast<long long>(left_out));
+  if (cut > 0)
+    std::fprintf(
+        stderr,
+        "%lld prompts are recorded without acceptance: the server cuts their blocks (--max-verify-rows, "
+        "or a limit on drafts)\n",
+        static_cast<long long>(cut));
   return kSuccess;
 }
 

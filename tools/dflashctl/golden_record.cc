@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "tools/dflashctl/block_cuts.h"
 #include "tools/dflashctl/greedy_request.h"
 #include "tools/dflashctl/live_doctor.h"
 
@@ -33,7 +34,7 @@ grpc::Status AddFingerprints(const Connection& connection, const Endpoint& admin
 }  // namespace
 
 grpc::Status RecordServer(Connection& connection, const Endpoint* admin, const golden::GoldenBundle& from,
-                          int64_t max_tokens, const std::string& out, int64_t* left_out) {
+                          int64_t max_tokens, const std::string& out, int64_t* left_out, int64_t* cut) {
   v1::GetModelInfoResponse model;
   if (const grpc::Status status = connection.GetModelInfo(&model); !status.ok()) return status;
   if (!model.has_drafter())
@@ -54,7 +55,8 @@ grpc::Status RecordServer(Connection& connection, const Endpoint* admin, const g
   if (admin != nullptr) {
     if (const grpc::Status status = AddFingerprints(connection, *admin, &bundle); !status.ok()) return status;
   }
-  *left_out = 0;
+  *left_out = *cut = 0;
+  BlockCuts cuts(model.drafter().block_size());
   for (const GoldenPrompt& prompt : from.prompts()) {
     if (static_cast<int64_t>(prompt.prompt_ids.size()) + max_tokens > model.max_context_tokens()) {
       ++*left_out;
@@ -68,8 +70,12 @@ grpc::Status RecordServer(Connection& connection, const Endpoint* admin, const g
     GoldenPrompt recorded = prompt;
     recorded.output_ids.assign(generation.token_ids.begin(), generation.token_ids.end());
     recorded.acceptance_lengths.clear();
-    for (const v1::StepInfo& round : generation.rounds)
-      recorded.acceptance_lengths.push_back(int64_t{round.accepted()} + 1);
+    if (cuts.Add(generation, max_tokens)) {
+      ++*cut;
+    } else {
+      for (const v1::StepInfo& round : generation.rounds)
+        recorded.acceptance_lengths.push_back(int64_t{round.accepted()} + 1);
+    }
     bundle.prompts.push_back(std::move(recorded));
   }
   if (bundle.prompts.empty())

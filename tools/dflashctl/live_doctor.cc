@@ -15,6 +15,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "dflash/v1/admin.grpc.pb.h"
+#include "tools/dflashctl/block_cuts.h"
 #include "tools/dflashctl/commands.h"
 #include "tools/dflashctl/greedy_request.h"
 #include "tools/doctor/recorded_acceptance.h"
@@ -51,10 +52,6 @@ double TokensPerRound(const Generation& generation) {
   return generation.rounds.empty() ? 0 : 1 + sum / static_cast<double>(generation.rounds.size());
 }
 
-bool Same(const Generation& a, const Generation& b) {
-  return a.token_ids == b.token_ids && Accepted(a) == Accepted(b);
-}
-
 class Examination {
  public:
   Examination(Connection& connection, const Endpoint* admin, const GoldenBundle& bundle, Report* report)
@@ -70,7 +67,9 @@ class Examination {
   // Also `prompts_`, which are generated.
   grpc::Status CheckText(int64_t max_prompts);
   grpc::Status CheckPrefix();
-  void CheckAcceptance(const std::vector<Generation>& generations);
+  // Of `prompts_`, each alone.
+  void CheckAcceptance(const std::vector<v1::GenerateRequest>& requests,
+                       const std::vector<Generation>& generations);
   grpc::Status Generate(const v1::GenerateRequest& request, Generation* generation) {
     const grpc::Status status = connection_.Generate(request, absl::InfiniteDuration(), nullptr, generation);
     for (const v1::StepInfo& round : generation->rounds) own_rounds_ += round.drafted() > 0;
@@ -206,8 +205,11 @@ grpc::Status Examination::CheckPrompts() {
   return grpc::Status::OK;
 }
 
-void Examination::CheckAcceptance(const std::vector<Generation>& generations) {
+void Examination::CheckAcceptance(const std::vector<v1::GenerateRequest>& requests,
+                                  const std::vector<Generation>& generations) {
   doctor::RecordedAcceptance recorded;
+  BlockCuts cuts(model_.drafter().block_size());
+  int64_t prompts_cut = 0;
   int64_t other_text = 0, miscounted = 0;
   double accepted = 0, rounds = 0, first = 0;
   for (size_t i = 0; i < generations.size(); ++i) {
@@ -225,9 +227,15 @@ void Examination::CheckAcceptance(const std::vector<Generation>& generations) {
     rounds += static_cast<double>(generation.rounds.size());
     const v1::SpeculationSummary& summary = generation.finished.speculation();
     miscounted += summary.accepted_tokens() != of_rounds || summary.drafted_tokens() != drafted;
+    if (cuts.Add(generation, requests[i].stopping().max_tokens())) {
+      ++prompts_cut;
+      continue;
+    }
     const auto count = static_cast<int64_t>(generation.rounds.size());
     recorded.Add(golden, count, static_cast<int64_t>(of_rounds) + count);
   }
+  const std::string texts =
+      other_text == 0 ? std::string() : absl::StrCat("; ", other_text, " prompts have another text");
   report_->facts.emplace_back(
       "acceptance",
       absl::StrFormat("%.2f tokens per round over %.0f rounds, first draft accepted in %.0f%%",
@@ -235,15 +243,17 @@ void Examination::CheckAcceptance(const std::vector<Generation>& generations) {
   report_->Judge("metrics", static_cast<double>(miscounted), 0, "rounds of the stream against its summary",
                  absl::StrCat(miscounted, " of ", generations.size(), " requests miscounted"),
                  "totals and rounds disagree");
+  std::string left_out;
+  if (cuts.any()) left_out = absl::StrCat("; ", prompts_cut, " prompts are not compared: ", cuts.Describe());
   if (recorded.empty()) {
-    report_->NotChecked("end-to-end", "the bundle holds no acceptance lengths");
+    report_->NotChecked(
+        "end-to-end",
+        (cuts.any() ? cuts.Describe() : std::string("the bundle holds no acceptance lengths")) + texts);
     return;
   }
   if (!report_->Judge(
           "end-to-end", recorded.loss(), 0.05, "recorded acceptance per kind of text, relative loss",
-          absl::StrCat(
-              "tokens per round: ", recorded.Describe(),
-              other_text == 0 ? std::string() : absl::StrCat("; ", other_text, " prompts have another text")),
+          absl::StrCat("tokens per round: ", recorded.Describe(), texts, left_out),
           "not visible from outside: run dflashctl doctor --model DIR --draft-model DIR on the server's "
           "folders")) {
     report_->Of("end-to-end").blame = doctor::Blame::kUnsettled;
@@ -272,10 +282,17 @@ grpc::Status Examination::CheckPrefix() {
       "begins alike, and one again after it was evicted",
       TokensPerRound(cold), TokensPerRound(again), again.finished.usage().cached_tokens(),
       again.finished.usage().prompt_tokens());
-  if (Same(cold, again) && again.finished.usage().cached_tokens() == 0) {
+  BlockCuts cuts(model_.drafter().block_size());
+  for (const Generation* answer : {&cold, &again}) cuts.Add(*answer, kOutput);
+  const bool same_text = cold.token_ids == again.token_ids;
+  const bool same = same_text && (cuts.any() || Accepted(cold) == Accepted(again));
+  if (same && again.finished.usage().cached_tokens() == 0) {
     report_->NotChecked("prefix", "the server's prefix cache was not reached: " + detail);
+  } else if (same && cuts.any()) {
+    report_->NotChecked("prefix", absl::StrCat("the text is the same, accepted drafts are not compared: ",
+                                               cuts.Describe(), "; ", detail));
   } else {
-    report_->Judge("prefix", Same(cold, again) ? 0 : 1, 0, "the same prompt before", detail,
+    report_->Judge("prefix", same ? 0 : 1, 0, "the same prompt before", detail,
                    "the restored prefix has no drafter context, or another request's");
   }
   return grpc::Status::OK;
@@ -313,7 +330,7 @@ grpc::Status Examination::CheckText(int64_t max_prompts) {
   for (size_t i = 0; i < requests.size(); ++i) {
     if (const grpc::Status status = Generate(requests[i], &alone[i]); !status.ok()) return status;
   }
-  CheckAcceptance(alone);
+  CheckAcceptance(requests, alone);
 
   std::vector<Generation> together;
   const std::vector<v1::GenerateRequest> few(requests.begin(),

@@ -62,6 +62,7 @@ class Engine::Impl {
     return gauges_;
   }
   int64_t max_context_tokens() const { return options_.max_context_tokens; }
+  int64_t max_verify_rows() const { return options_.max_verify_rows; }
 
  private:
   bool TakeInbox();
@@ -824,5 +825,6 @@ absl::StatusOr<bool> Engine::Step() { return impl_->Step(); }
 void Engine::Stop() { impl_->Stop(); }
 EngineGauges Engine::Gauges() const { return impl_->Gauges(); }
 int64_t Engine::max_context_tokens() const { return impl_->max_context_tokens(); }
+int64_t Engine::max_verify_rows() const { return impl_->max_verify_rows(); }
 
 }  // namespace dflash

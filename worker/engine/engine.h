@@ -155,6 +155,8 @@ class Engine {
 
   EngineGauges Gauges() const;  // any thread
   int64_t max_context_tokens() const;
+  // EngineOptions::max_verify_rows.
+  int64_t max_verify_rows() const;
 
  private:
   class Impl;

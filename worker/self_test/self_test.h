@@ -24,12 +24,13 @@ struct SelfTestOptions {
 
 struct SelfTestReport {
   bool passed = false;
-  std::string detail = {};  // one sentence
+  std::string detail = {};  // one sentence; also what could not be judged, and why
 };
 
-// Runs the engine on the calling thread, before its Run; nothing else may be submitted. Errors: those of
-// Engine::Step; InvalidArgument, naming bundle and prompt: no prompt fits into the context or has recorded
-// rounds, or the engine refuses one.
+// Acceptance is judged of whole blocks only, as it was recorded: where the engine's max_verify_rows cuts
+// them, contract and text are, and the detail says so. Runs the engine on the calling thread, before its Run;
+// nothing else may be submitted. Errors: those of Engine::Step; InvalidArgument, naming bundle and prompt: no
+// prompt fits into the context or has recorded rounds, or the engine refuses one.
 absl::StatusOr<SelfTestReport> RunSelfTest(const golden::GoldenBundle& bundle,
                                            const FeatureContract& contract, const SelfTestOptions& options,
                                            Engine* engine);
