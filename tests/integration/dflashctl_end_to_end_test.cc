@@ -128,6 +128,7 @@ TEST_F(DflashctlTest, AFullDiskIsAnError) {
       {"status", "--json"},
       {"generate", "--tokens", "4089,2341,198", "--temperature", "0", "--max-tokens", "4", "--show-tokens"},
       {"chat", "--message", "hello", "--max-tokens", "4"},
+      {"doctor", "--golden", SourcePath("tests/golden"), "--max-prompts", "1"},
       {"--help"}};
   for (const std::vector<std::string>& command : commands) {
     std::vector<std::string> arguments = {"/bin/sh",       "-c",        "exec \"$0\" \"$@\" > /dev/full",

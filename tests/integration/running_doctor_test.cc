@@ -91,8 +91,9 @@ TEST(RunningDoctorTest, AHealthyServerFailsNothing) {
   const Diagnosis diagnosis = Examine(server, "21");
   EXPECT_EQ(diagnosis.exit_code, 0);
   EXPECT_THAT(diagnosis.Failed(), IsEmpty()) << diagnosis.report.dump(1);
-  for (const char* id : {"files", "revisions", "config", "tokenizer", "template", "block-size", "prefix",
-                         "batching", "sampling", "limits", "metrics", "calibration", "end-to-end"}) {
+  for (const char* id :
+       {"files", "revisions", "config", "tokenizer", "template", "block-size", "context-update", "prefix",
+        "batching", "sampling", "limits", "metrics", "calibration", "end-to-end"}) {
     EXPECT_EQ(diagnosis.Outcome(id), "pass") << diagnosis.Text(id);
   }
   EXPECT_EQ(diagnosis.Outcome("masks"), "not checked") << "what needs tensors is not claimed";
@@ -114,6 +115,8 @@ TEST(RunningDoctorTest, WithoutTheOperatorsPortLessIsSaid) {
   const Diagnosis diagnosis = {.exit_code = 0, .report = Json::parse(ran.output)};
   EXPECT_EQ(diagnosis.Outcome("revisions"), "not checked");
   EXPECT_EQ(diagnosis.Outcome("calibration"), "not checked");
+  EXPECT_THAT(server.Dflashctl({"status"}).output,
+              HasSubstr("self-test skipped: no golden bundle was given"));
   const Ran nobody = server.Dflashctl(
       {"doctor", "--golden", Golden(), "--max-prompts", "2", "--admin-address", server.ops_address()});
   EXPECT_EQ(nobody.exit_code, ctl::kServerError);
@@ -214,6 +217,9 @@ TEST(RunningDoctorTest, AServerIsComparedWithAnother) {
                                             "--admin-address", trusted.admin_address()});
     ASSERT_EQ(recorded.exit_code, 0) << recorded.output;
     EXPECT_THAT(recorded.output, HasSubstr("2 prompts do not fit"));
+    const Ran twice = trusted.Dflashctl({"golden", "record", "--golden", Golden(), "--out", reference});
+    EXPECT_EQ(twice.exit_code, ctl::kUsage);
+    EXPECT_THAT(twice.output, HasSubstr(reference + " exists"));
   }
   const auto examine = [&](Server& server) {
     const Ran ran = server.Dflashctl({"doctor", "--golden", reference, "--admin-address",
@@ -256,7 +262,7 @@ TEST(RunningDoctorTest, BlocksThatTheRowLimitCutsAreNotComparedWithWholeOnes) {
               HasSubstr("acceptance was not judged: blocks were cut to 8 of 16 rows by --max-verify-rows"));
   const ctl::Generation drafted = server.GenerateOk(Strict());
   EXPECT_GT(drafted.finished.speculation().accepted_tokens(), 0u);
-  const Diagnosis diagnosis = Examine(server, "10");
+  const Diagnosis diagnosis = Examine(server, "4");
   EXPECT_EQ(diagnosis.exit_code, 0) << diagnosis.report.dump(1);
   EXPECT_THAT(diagnosis.Failed(), IsEmpty());
   for (const char* id : {"end-to-end", "prefix"}) {
@@ -280,7 +286,7 @@ TEST(RunningDoctorTest, PlantedDefectsAreNamed) {
     const char* defect;
     const char* first;  // interface
     const char* words;
-  } cases[] = {{"offset0", "config", "taps=0,2,4 instead of taps=1,3,5"},
+  } cases[] = {{"offset0", "config", "otherwise than recorded: group 0: taps=0,2,4 instead of taps=1,3,5"},
                {"dropprefix", "prefix", "positions before the anchors are not in the drafter's context"},
                {"zero-head", "head", "equally probable"}};
   for (const auto& [defect, first, words] : cases) {
@@ -293,6 +299,10 @@ TEST(RunningDoctorTest, PlantedDefectsAreNamed) {
     ASSERT_FALSE(failed.empty());
     EXPECT_EQ(failed.front(), first) << diagnosis.report.dump(1);
     EXPECT_THAT(diagnosis.Text(first), HasSubstr(words));
+    for (const Json& finding : diagnosis.report["interfaces"]) {
+      if (finding["outcome"] != "fail" || finding["measured"].is_null()) continue;
+      EXPECT_GT(finding["measured"].get<double>(), finding["limit"].get<double>()) << finding.dump(1);
+    }
   }
 }
 
@@ -300,10 +310,14 @@ TEST(RunningDoctorTest, PlantedDefectsAreNamed) {
 TEST(RunningDoctorTest, ConfidentAndRejectedIsSeenLive) {
   Server server(With("rejected-kept", {}));
   ASSERT_NE(server.channel(), nullptr);
-  const Diagnosis diagnosis = Examine(server, "10");
+  const Diagnosis diagnosis = Examine(server, "17");
   EXPECT_EQ(diagnosis.exit_code, 1);
   EXPECT_THAT(diagnosis.Failed(), Contains("calibration")) << diagnosis.report.dump(1);
   EXPECT_EQ(diagnosis.Outcome("config"), "pass");
+  // Where it is, the same tokens as a prompt tell.
+  EXPECT_EQ(diagnosis.Failed().front(), "context-update") << diagnosis.report.dump(1);
+  EXPECT_THAT(diagnosis.Text("context-update"), HasSubstr("rows of rejected drafts stay"));
+  EXPECT_THAT(diagnosis.Text("calibration"), HasSubstr("--model DIR --draft-model DIR"));
   EXPECT_THAT(server.Dflashctl({"status"}).output, HasSubstr("BROKEN: confident_and_rejected"));
   EXPECT_TRUE(IsOne(server.Metrics(), "dflashd_spec_decode_health{", "reason=\"confident_and_rejected\""));
   EXPECT_FALSE(IsOne(server.Metrics(), "dflashd_spec_decode_health{", "reason=\"none\""));

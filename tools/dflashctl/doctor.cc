@@ -166,6 +166,9 @@ int RecordFromServer(const std::vector<std::string>& arguments, Interrupt* inter
   if (const std::optional<int> code = ParseCommandLine(&parser, static_cast<int>(argv.size()), argv.data()))
     return *code;
   if (golden.empty() || out.empty()) return Usage("golden record: --golden DIR and --out DIR are required");
+  // Before anything is generated.
+  if (std::error_code error; std::filesystem::exists(out, error))
+    return UsageError(absl::AlreadyExistsError("--out: " + out + " exists"));
   const absl::StatusOr<golden::GoldenBundle> bundle = golden::GoldenBundle::Open(golden);
   if (!bundle.ok()) return UsageError(bundle.status());
   const absl::StatusOr<Endpoint> endpoint = endpoint_flags.Read();

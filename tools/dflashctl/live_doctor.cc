@@ -66,10 +66,10 @@ class Examination {
   grpc::Status CheckPrompts();
   // Also `prompts_`, which are generated.
   grpc::Status CheckText(int64_t max_prompts);
+  // Last: its rounds are sound ones also where others are not, and the server's own verdict counts them.
+  grpc::Status CheckContextUpdate();
   grpc::Status CheckPrefix();
-  // Of `prompts_`, each alone.
-  void CheckAcceptance(const std::vector<v1::GenerateRequest>& requests,
-                       const std::vector<Generation>& generations);
+  void CheckAcceptance();
   grpc::Status Generate(const v1::GenerateRequest& request, Generation* generation) {
     const grpc::Status status = connection_.Generate(request, absl::InfiniteDuration(), nullptr, generation);
     for (const v1::StepInfo& round : generation->rounds) own_rounds_ += round.drafted() > 0;
@@ -92,6 +92,9 @@ class Examination {
   Report* report_;
   v1::GetModelInfoResponse model_;
   std::vector<size_t> prompts_;  // of the bundle
+  // For each of them, and what came when it ran alone.
+  std::vector<v1::GenerateRequest> requests_;
+  std::vector<Generation> alone_;
 };
 
 grpc::Status Examination::CheckIdentity() {
@@ -123,7 +126,7 @@ grpc::Status Examination::CheckIdentity() {
   const std::string differences = ContractDifferences(model_.feature_contract(), bundle_.contract());
   report_->Judge("config", differences.empty() ? 0 : 1, 0, "the server's feature contract against the bundle",
                  differences.empty() ? std::string("every field of the contract agrees") : differences,
-                 absl::StrCat("the server reads the drafter as ", differences));
+                 absl::StrCat("the server reads the drafter otherwise than recorded: ", differences));
   if (!model_.has_drafter()) {
     report_->facts.emplace_back("speculation", "refused by the server");
     report_->Fail("end-to-end", "the server has a drafter and refuses to draft: its self-test failed",
@@ -205,16 +208,15 @@ grpc::Status Examination::CheckPrompts() {
   return grpc::Status::OK;
 }
 
-void Examination::CheckAcceptance(const std::vector<v1::GenerateRequest>& requests,
-                                  const std::vector<Generation>& generations) {
+void Examination::CheckAcceptance() {
   doctor::RecordedAcceptance recorded;
   BlockCuts cuts(model_.drafter().block_size());
   int64_t prompts_cut = 0;
   int64_t other_text = 0, miscounted = 0;
   double accepted = 0, rounds = 0, first = 0;
-  for (size_t i = 0; i < generations.size(); ++i) {
+  for (size_t i = 0; i < alone_.size(); ++i) {
     const GoldenPrompt& golden = bundle_.prompts()[prompts_[i]];
-    const Generation& generation = generations[i];
+    const Generation& generation = alone_[i];
     other_text += !std::equal(generation.token_ids.begin(), generation.token_ids.end(),
                               golden.output_ids.begin(), golden.output_ids.end());
     uint64_t of_rounds = 0, drafted = 0;
@@ -227,7 +229,7 @@ void Examination::CheckAcceptance(const std::vector<v1::GenerateRequest>& reques
     rounds += static_cast<double>(generation.rounds.size());
     const v1::SpeculationSummary& summary = generation.finished.speculation();
     miscounted += summary.accepted_tokens() != of_rounds || summary.drafted_tokens() != drafted;
-    if (cuts.Add(generation, requests[i].stopping().max_tokens())) {
+    if (cuts.Add(generation, requests_[i].stopping().max_tokens())) {
       ++prompts_cut;
       continue;
     }
@@ -241,7 +243,7 @@ void Examination::CheckAcceptance(const std::vector<v1::GenerateRequest>& reques
       absl::StrFormat("%.2f tokens per round over %.0f rounds, first draft accepted in %.0f%%",
                       1 + accepted / std::max(rounds, 1.0), rounds, 100 * first / std::max(rounds, 1.0)));
   report_->Judge("metrics", static_cast<double>(miscounted), 0, "rounds of the stream against its summary",
-                 absl::StrCat(miscounted, " of ", generations.size(), " requests miscounted"),
+                 absl::StrCat(miscounted, " of ", alone_.size(), " requests miscounted"),
                  "totals and rounds disagree");
   std::string left_out;
   if (cuts.any()) left_out = absl::StrCat("; ", prompts_cut, " prompts are not compared: ", cuts.Describe());
@@ -258,6 +260,64 @@ void Examination::CheckAcceptance(const std::vector<v1::GenerateRequest>& reques
           "folders")) {
     report_->Of("end-to-end").blame = doctor::Blame::kUnsettled;
   }
+}
+
+// What a round leaves in the drafter's context has to be what the same tokens leave as a prompt. So rounds
+// behind rejected drafts are run again: as the first round of a request whose prompt ends where they began.
+grpc::Status Examination::CheckContextUpdate() {
+  constexpr size_t kRounds = 16, kRoundsOfOne = 4;
+  constexpr double kLargestLoss = 0.15;  // near ties of 16-bit arithmetic move single drafts
+  const auto block = static_cast<int64_t>(model_.drafter().block_size());
+  if (report_->Of("prefix").outcome == doctor::Outcome::kFail) {
+    report_->NotChecked("context-update", "the drafter's context is wrong before any round: see prefix");
+    return grpc::Status::OK;
+  }
+  BlockCuts cuts(block);
+  size_t rounds = 0;
+  double in_run = 0, as_prompt = 0;
+  for (size_t i = 0; i < alone_.size() && rounds < kRounds; ++i) {
+    const Generation& generation = alone_[i];
+    const int64_t max_tokens = requests_[i].stopping().max_tokens();
+    if (cuts.Add(generation, max_tokens)) continue;
+    std::vector<v1::StepInfo> behind;  // and with room for a whole block
+    bool rejected = false;
+    for (const v1::StepInfo& round : generation.rounds) {
+      const int64_t first = round.first_token_offset();
+      if (rejected && first > 0 && max_tokens - first >= block) behind.push_back(round);
+      rejected |= round.accepted() < round.drafted();
+    }
+    if (behind.size() > kRoundsOfOne) behind.erase(behind.begin(), behind.end() - kRoundsOfOne);
+    for (const v1::StepInfo& round : behind) {
+      const size_t anchor = round.first_token_offset() - 1;  // of the output, it comes from prefill then
+      std::vector<uint32_t> tokens(requests_[i].tokens().ids().begin(), requests_[i].tokens().ids().end());
+      tokens.insert(tokens.end(), generation.token_ids.begin(),
+                    generation.token_ids.begin() + static_cast<int64_t>(anchor));
+      v1::GenerateRequest request = GreedyRequest(tokens, block + 1, v1::SPECULATION_MODE_DFLASH);
+      request.mutable_scheduling()->set_no_prefix_cache(true);
+      Generation answer;
+      if (const grpc::Status status = Generate(request, &answer); !status.ok()) return status;
+      if (cuts.Add(answer, block + 1) || answer.rounds.empty() ||
+          answer.token_ids[0] != generation.token_ids[anchor]) {
+        continue;
+      }
+      ++rounds;
+      in_run += round.accepted();
+      as_prompt += answer.rounds[0].accepted();
+    }
+  }
+  const std::string detail = absl::StrFormat(
+      "%d rounds behind rejected drafts: %.0f drafts accepted, %.0f with the same tokens as a prompt", rounds,
+      in_run, as_prompt);
+  if (rounds < kRounds / 2 || as_prompt == 0) {
+    report_->NotChecked("context-update", cuts.any() ? cuts.Describe() : "too little to compare: " + detail);
+  } else {
+    report_->Judge(
+        "context-update", std::max(0.0, 1 - in_run / as_prompt), kLargestLoss,
+        "the same tokens as a prompt, relative loss of accepted drafts", detail,
+        "rows of rejected drafts stay in the drafter's context, or accepted ones are stored at other "
+        "positions than their own");
+  }
+  return grpc::Status::OK;
 }
 
 // A prompt of whole pages, twice.
@@ -319,32 +379,31 @@ grpc::Status Examination::CheckText(int64_t max_prompts) {
   }
   if (prompts_.empty()) return grpc::Status::OK;  // all of it stays unchecked
   const auto count = static_cast<int64_t>(prompts_.size());
-  std::vector<v1::GenerateRequest> requests;
   for (const size_t i : prompts_) {
     const GoldenPrompt& prompt = bundle_.prompts()[i];
-    requests.push_back(GreedyRequest(prompt.prompt_ids, static_cast<int64_t>(prompt.output_ids.size()),
-                                     v1::SPECULATION_MODE_DFLASH));
+    requests_.push_back(GreedyRequest(prompt.prompt_ids, static_cast<int64_t>(prompt.output_ids.size()),
+                                      v1::SPECULATION_MODE_DFLASH));
   }
   // One at a time: rounds of many sequences may be given shorter blocks.
-  std::vector<Generation> alone(requests.size());
-  for (size_t i = 0; i < requests.size(); ++i) {
-    if (const grpc::Status status = Generate(requests[i], &alone[i]); !status.ok()) return status;
+  alone_.resize(requests_.size());
+  for (size_t i = 0; i < requests_.size(); ++i) {
+    if (const grpc::Status status = Generate(requests_[i], &alone_[i]); !status.ok()) return status;
   }
-  CheckAcceptance(requests, alone);
+  CheckAcceptance();
 
   std::vector<Generation> together;
-  const std::vector<v1::GenerateRequest> few(requests.begin(),
-                                             requests.begin() + std::min<int64_t>(count, 4));
+  const std::vector<v1::GenerateRequest> few(requests_.begin(),
+                                             requests_.begin() + std::min<int64_t>(count, 4));
   if (const grpc::Status status = GenerateAll(few, &together); !status.ok()) return status;
   int64_t different = 0;
-  for (size_t i = 0; i < together.size(); ++i) different += together[i].token_ids != alone[i].token_ids;
+  for (size_t i = 0; i < together.size(); ++i) different += together[i].token_ids != alone_[i].token_ids;
   report_->Judge("batching", static_cast<double>(different), 0, "the same prompts one at a time",
                  absl::StrCat(different, " of ", together.size(), " texts differ when they run together"),
                  "a sequence reads another's rows");
 
   if (const grpc::Status status = CheckPrefix(); !status.ok()) return status;
 
-  std::vector<v1::GenerateRequest> sampled = {requests[0], requests[0]};
+  std::vector<v1::GenerateRequest> sampled = {requests_[0], requests_[0]};
   for (v1::GenerateRequest& request : sampled) {
     request.mutable_sampling()->set_temperature(0.7f);
     request.mutable_sampling()->set_top_p(0.9f);
@@ -397,6 +456,9 @@ grpc::Status Examination::Run(int64_t max_prompts) {
     if (const grpc::Status status = AwaitDiagnosis(before, &after); !status.ok()) return status;
     ExamineDiagnosis(before, after, own_rounds_, bundle_, report_);
   }
+  if (!alone_.empty()) {
+    if (const grpc::Status status = CheckContextUpdate(); !status.ok()) return status;
+  }
   report_->Settle();
   report_->seconds = absl::ToDoubleSeconds(absl::Now() - start);
   return grpc::Status::OK;
@@ -430,10 +492,16 @@ grpc::Status ExamineServer(Connection& connection, const Endpoint* admin, const 
 
 namespace {
 
-// Fails an interface, also one that something else has passed.
-void FailAnyway(Report* report, const char* id, const std::string& detail, const std::string& cause,
-                doctor::Blame blame = doctor::Blame::kIntegration) {
-  if (report->Of(id).outcome != doctor::Outcome::kFail) report->Fail(id, detail, cause, blame);
+// Fails an interface, also one that something else has passed, whose figures are not those of the failure.
+// Null: it has failed already.
+doctor::Finding* FailAnyway(Report* report, const char* id, const std::string& detail,
+                            const std::string& cause, doctor::Blame blame = doctor::Blame::kIntegration) {
+  doctor::Finding& finding = report->Of(id);
+  if (finding.outcome == doctor::Outcome::kFail) return nullptr;
+  report->Fail(id, detail, cause, blame);
+  finding.measured = finding.limit = std::numeric_limits<double>::quiet_NaN();
+  finding.compared.clear();
+  return &finding;
 }
 
 // One group that has other weights than recorded is enough.
@@ -522,16 +590,21 @@ void ExamineDiagnosis(const v1::GetDiagnosisResponse& before, const v1::GetDiagn
                 "the feature contracts in force against the bundle",
                 contracts.empty() ? std::string("every field of every group's contract agrees")
                                   : absl::StrJoin(contracts, "; "),
-                "the server reads the drafter as " + absl::StrJoin(contracts, "; "));
+                "the server reads the drafter otherwise than recorded: " + absl::StrJoin(contracts, "; "));
   if (context == 0) return;  // nobody has drafted
   // Coverage says nothing about what is in the context, so it can fail here but not pass.
   if (missing > 0) {
-    FailAnyway(
-        report, "prefix",
-        absl::StrFormat("%.1f%% of the positions before the anchors are not in the drafter's context",
-                        100.0 * static_cast<double>(missing) / static_cast<double>(context)),
-        "the drafter's context does not begin where the sequence does: a prefix restored without it, or "
-        "only the last chunk's taps");
+    const double share = static_cast<double>(missing) / static_cast<double>(context);
+    if (doctor::Finding* finding = FailAnyway(
+            report, "prefix",
+            absl::StrFormat("%.1f%% of the positions before the anchors are not in the drafter's context",
+                            100 * share),
+            "the drafter's context does not begin where the sequence does: a prefix restored without it, or "
+            "only the last chunk's taps")) {
+      finding->measured = share;
+      finding->limit = 0;
+      finding->compared = "coverage 1: context of every position before an anchor";
+    }
   }
   const uint64_t counted = Rounds(after) - Rounds(before);
   if (counted < own_rounds) ++contradictions;
@@ -551,11 +624,19 @@ void ExamineDiagnosis(const v1::GetDiagnosisResponse& before, const v1::GetDiagn
     const double gap = health.first_draft_confidence() - health.first_draft_acceptance();
     if (health.verdict() == "broken" && health.reason() != "context_missing") {
       // Weights make no difference between a cached prefix and another.
-      FailAnyway(
-          report, health.reason() == "no_opinion" ? "head" : "calibration",
+      const bool no_opinion = health.reason() == "no_opinion";
+      doctor::Finding* finding = FailAnyway(
+          report, no_opinion ? "head" : "calibration",
           absl::StrCat("group ", group.name(), ": ", health.reason(), "; ", measured),
           Causes(health.reason()),
           health.reason() == "prefix_hits_differ" ? doctor::Blame::kIntegration : doctor::Blame::kUnsettled);
+      if (finding != nullptr && !no_opinion) {
+        finding->look_at =
+            "What fails above. Where nothing does: dflashctl doctor --model DIR --draft-model DIR --golden "
+            "DIR "
+            "on the server's folders, which sees taps, masks, windows and positions; on a dashboard the "
+            "acceptance by position, content and origin of the context.";
+      }
     } else if (report->Of("calibration").outcome != doctor::Outcome::kFail) {
       report->Pass("calibration", gap, std::numeric_limits<double>::quiet_NaN(),
                    "the drafter's own probabilities", absl::StrCat(health.verdict(), "; ", measured));

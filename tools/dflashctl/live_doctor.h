@@ -12,7 +12,9 @@
 namespace dflash::ctl {
 
 // Compares the server with the bundle: feature contract, tokens, rendered chats, text and acceptance of at
-// most `max_prompts` prompts, alone, again and together, sampled with and without drafts. Interfaces that
+// most `max_prompts` prompts, alone, again and together, sampled with and without drafts, and their rounds
+// with the same tokens as a prompt. Accepted drafts of blocks that were cut (block_cuts.h) are compared with
+// nothing. Interfaces that
 // need tensors stay unchecked: those are for the doctor of a pair. With `admin`, the operators' port, the
 // server's own diagnosis counts, too (ExamineDiagnosis). Returns the server's error, if a call failed.
 grpc::Status ExamineServer(Connection& connection, const Endpoint* admin, const golden::GoldenBundle& bundle,

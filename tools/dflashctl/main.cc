@@ -28,11 +28,9 @@ constexpr char kHelp[] =
     "  --address HOST:PORT   where dflashd listens (default 127.0.0.1:8500); also after the command\n"
     "  --version, --help     COMMAND --help lists the command's own flags\n"
     "\n"
-    "Exit codes: 0 success; 1 replay, doctor or golden found a difference; 2 wrong usage or unreadable file; "
-    "3 the server "
-    "cannot be\n"
-    "reached, cannot serve or answered with an error; 4 standard output cannot be written; 5 doctor: the "
-    "drafter is bad; 130 interrupted.\n"
+    "Exit codes: 0 success; 1 replay, doctor or golden found a difference; 2 wrong usage or bad file; 3 the\n"
+    "server cannot be reached, cannot serve or answered with an error; 4 standard output cannot be written;\n"
+    "5 doctor: the drafter is bad; 6 doctor: the integration or the drafter; 130 interrupted.\n"
     "Ctrl-C cancels what runs.\n";
 
 struct Command {

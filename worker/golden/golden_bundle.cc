@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/check.h"
+#include "base/json_value.h"
 #include "base/regular_file.h"
 #include "base/status.h"
 #include "text/ordered_json.h"
@@ -30,6 +31,17 @@ constexpr int64_t kLastRows = 16;                   // of taps and context featu
 constexpr char kBundleFile[] = "bundle.json";
 constexpr size_t kMaxFileBytes = size_t{256} << 20;
 constexpr size_t kMaxPrompts = 4096;
+
+// Control characters: of C0, DEL, and of C1, which UTF-8 writes as C2 80 to C2 9F.
+bool HasControls(std::string_view text) {
+  for (size_t i = 0; i < text.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    if (byte < 0x20 || byte == 0x7f) return true;
+    const unsigned char next = i + 1 < text.size() ? static_cast<unsigned char>(text[i + 1]) : 0;
+    if (byte == 0xc2 && next >= 0x80 && next < 0xa0) return true;
+  }
+  return false;
+}
 
 absl::StatusOr<Json> ReadJson(const std::string& path) {
   DFLASH_ASSIGN_OR_RETURN(const std::string text, ReadFile(path, int64_t{kMaxFileBytes}));
@@ -55,6 +67,12 @@ class Object {
     const Json* value = Find(key);
     if (value == nullptr || !value->is_string()) return Bad(key, "a string is required");
     return value->get<std::string>();
+  }
+  // Words that reports and terminals show as they are.
+  absl::StatusOr<std::string> Line(const std::string& key) {
+    DFLASH_ASSIGN_OR_RETURN(std::string text, Text(key));
+    if (HasControls(text)) return Bad(key, "control characters in " + Printable(text));
+    return text;
   }
   absl::StatusOr<double> Number(const std::string& key, double lowest, double highest) {
     const Json* value = Find(key);
@@ -91,13 +109,14 @@ class Object {
     if (!object->is_object()) return Bad(key, "not an object");
     for (const auto& [name, value] : object->items()) {
       if (!value.is_string()) return Bad(key, "a string is required");
+      if (HasControls(name)) return Bad(key, "control characters in " + Printable(name));
       map[name] = value.get<std::string>();
     }
     return map;
   }
   absl::Status CheckAllRead() const {
     for (const auto& [key, value] : json_->items()) {
-      if (!read_.contains(key)) return Bad(key.substr(0, 64), "unknown key");
+      if (!read_.contains(key)) return Bad(Printable(key), "unknown key");
     }
     return absl::OkStatus();
   }
@@ -132,7 +151,8 @@ absl::StatusOr<ExpectedContract> ReadContract(const Json& json, const std::strin
   for (const Json& entry : *layers) {
     DFLASH_ASSIGN_OR_RETURN(Object layer, Object::Create(entry, path + ".layers"));
     DFLASH_ASSIGN_OR_RETURN(const std::string kind, layer.Text("kind"));
-    if (kind != "sliding_attention" && kind != "full_attention") return layer.Bad("kind", "unknown: " + kind);
+    if (kind != "sliding_attention" && kind != "full_attention")
+      return layer.Bad("kind", "unknown: " + Printable(kind));
     DraftLayerMask mask_of_layer;
     mask_of_layer.kind = kind == "full_attention" ? DraftLayerKind::kFull : DraftLayerKind::kSliding;
     DFLASH_ASSIGN_OR_RETURN(mask_of_layer.window, layer.Integer("window", 0, 1 << 30));
@@ -170,7 +190,7 @@ absl::StatusOr<std::vector<GoldenPrompt>> ReadPrompts(const std::string& path, i
     const std::string where = absl::StrCat(path, ": prompt ", i);
     DFLASH_ASSIGN_OR_RETURN(Object object, Object::Create(json[i], where));
     GoldenPrompt prompt;
-    DFLASH_ASSIGN_OR_RETURN(prompt.kind, object.Text("kind"));
+    DFLASH_ASSIGN_OR_RETURN(prompt.kind, object.Line("kind"));
     if (object.Find("text") != nullptr) {
       DFLASH_ASSIGN_OR_RETURN(prompt.text, object.Text("text"));
     }
@@ -190,7 +210,7 @@ absl::StatusOr<std::vector<GoldenPrompt>> ReadPrompts(const std::string& path, i
 
 // A name inside the bundle's folder.
 absl::StatusOr<std::string> FileIn(Object& object, const std::string& folder, const std::string& key) {
-  DFLASH_ASSIGN_OR_RETURN(const std::string name, object.Text(key));
+  DFLASH_ASSIGN_OR_RETURN(const std::string name, object.Line(key));
   if (name.empty() || name.find('/') != std::string::npos)
     return object.Bad(key, "not the name of a file in the folder");
   return absl::StrCat(folder, "/", name);
@@ -294,7 +314,7 @@ absl::StatusOr<GoldenBundle> GoldenBundle::Open(const std::string& folder) {
   DFLASH_ASSIGN_OR_RETURN(SafetensorsFile tensors, SafetensorsFile::Open(tensors_path));
   GoldenBundle bundle(std::move(tensors));
   bundle.folder_ = folder;
-  DFLASH_ASSIGN_OR_RETURN(bundle.producer_, object.Text("producer"));
+  DFLASH_ASSIGN_OR_RETURN(bundle.producer_, object.Line("producer"));
   const Json* contract = object.Find("contract");
   if (contract == nullptr) return object.Bad("contract", "an object is required");
   DFLASH_ASSIGN_OR_RETURN(bundle.contract_, ReadContract(*contract, path + ": contract"));
@@ -316,7 +336,7 @@ absl::StatusOr<GoldenBundle> GoldenBundle::Open(const std::string& folder) {
         if (number == absl::StrCat(i)) index = i;
       }
       if (index == bundle.prompts_.size())
-        return object.Bad("chats", "not the number of a prompt: " + number.substr(0, 64));
+        return object.Bad("chats", "not the number of a prompt: " + Printable(number));
       DFLASH_ASSIGN_OR_RETURN(bundle.prompts_[index].chat, ReadChat(chat, path + ": chats"));
     }
   }
@@ -382,7 +402,7 @@ absl::Status GoldenBundle::CheckTensors() const {
       prompt = prompts_.size();
     }
     if (prompt >= prompts_.size()) {
-      return absl::InvalidArgumentError(absl::StrCat(tensors_.path(), ": ", tensor.name.substr(0, 64),
+      return absl::InvalidArgumentError(absl::StrCat(tensors_.path(), ": ", Printable(tensor.name),
                                                      ": not a tensor of one of the ", prompts_.size(),
                                                      " prompts"));
     }

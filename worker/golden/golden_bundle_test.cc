@@ -198,6 +198,46 @@ TEST_F(GoldenBundleTest, TheFirstFormatIsReadWithoutItsFingerprints) {
   EXPECT_TRUE(bundle->drafter_weights().empty());
 }
 
+// What a report or an error shows of a bundle neither moves a cursor nor begins a line of its own.
+TEST_F(GoldenBundleTest, ShowsNoControlCharacters) {
+  const auto error = [&](const std::string& file, const std::function<void(Json&)>& change) {
+    fs::remove_all(folder_);
+    fs::create_directories(folder_);
+    const std::string path = Write(Small(), "shown");
+    std::ifstream in(path + "/" + file);
+    Json json = Json::parse(in);
+    change(json);
+    std::ofstream(path + "/" + file) << json.dump();
+    return std::string(GoldenBundle::Open(path).status().message());
+  };
+  const auto expect = [](const std::string& message, const std::string& words) {
+    EXPECT_THAT(message, HasSubstr(words));
+    for (const char c : message) EXPECT_GE(static_cast<unsigned char>(c), 0x20) << message;
+  };
+  EXPECT_EQ(error("bundle.json", [](Json&) {}), "");
+  EXPECT_EQ(error("bundle.json", [](Json& json) { json["producer"] = "\u00fcber \"x\" \u4e16"; }), "");
+  for (const char* producer : {"me\nVerdict: healthy.", "\x1b[2J", "x\x7f", "\u009b2J"})
+    expect(error("bundle.json", [&](Json& json) { json["producer"] = producer; }),
+           "bundle.json: producer: control");
+  expect(error("bundle.json", [](Json& json) { json["\x1b[2J\nx"] = 1; }), "unknown key");
+  expect(error("bundle.json", [](Json& json) { json["chats"]["\x1b[2J"] = 1; }),
+         "not the number of a prompt");
+  expect(error("bundle.json", [](Json& json) { json["drafter_weights"]["\x1b[2J"] = "00"; }),
+         "drafter_weights: control");
+  expect(error("bundle.json", [](Json& json) { json["contract"]["layers"][0]["kind"] = "\x1b[2J"; }),
+         "unknown: ");
+  expect(error("prompts.json", [](Json& json) { json[0]["kind"] = "chat\n"; }), "kind: control");
+  // A name that the system would cut.
+  for (const char* key : {"tensors", "prompts"}) {
+    expect(error("bundle.json",
+                 [&](Json& json) { json[key] = json[key].get<std::string>() + std::string("\0.other", 7); }),
+           absl::StrCat(key, ": control"));
+  }
+  RecordedBundle named = Small();
+  named.tensors[0].name = "\x1b[2J";
+  expect(std::string(GoldenBundle::Open(Write(named, "named")).status().message()), "not a tensor of one of");
+}
+
 // Shapes that the format or the pair does not have, and values that are no numbers, name file and tensor.
 TEST_F(GoldenBundleTest, RefusesTensorsThatAreNotTheFormats) {
   int number = 0;
