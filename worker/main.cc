@@ -630,9 +630,11 @@ int Main(int argc, char** argv) {
   const std::vector<std::string> defects = DefectNames();
   if (!flags.group.defect.empty() &&
       std::find(defects.begin(), defects.end(), flags.group.defect) == defects.end()) {
-    return Fail(kExitBadFlags, absl::InvalidArgumentError(absl::StrCat(
-                                   "--inject-defect: ", defects.empty() ? "only in builds of the preset `defects`" : "unknown: ",
-                                   defects.empty() ? "" : flags.group.defect)));
+    return Fail(
+        kExitBadFlags,
+        absl::InvalidArgumentError(absl::StrCat(
+            "--inject-defect: ", defects.empty() ? "only in builds of the preset `defects`" : "unknown: ",
+            defects.empty() ? "" : flags.group.defect)));
   }
   // A worker gets tokens: it would plant nothing.
   if (flags.group.defect == "thinking-flag")

@@ -29,6 +29,9 @@
 namespace dflash::doctor {
 namespace {
 
+constexpr int64_t kLeastContext = 512;
+constexpr int64_t kDefaultContext = 4096;
+
 // Prompts when there is no bundle.
 constexpr const char* kBuiltInPrompts[] = {
     "Count from 3 to 30 in steps of 3. 3, 6, 9, 12, 15, 18, 21, 24, 27, 30. "
@@ -61,7 +64,7 @@ class Examination {
   absl::Status ExamineDrafting();
   absl::Status ExamineRounds();
 
-  const DoctorOptions& options_;
+  DoctorOptions options_;
   bool overflows_ = false;  // numbers are beyond float32's range: what is computed from them says nothing
   std::optional<GoldenBundle> bundle_;
   std::optional<TargetConfig> target_config_;
@@ -87,7 +90,10 @@ absl::Status Examination::OpenBundle() {
     report.facts.emplace_back("golden", "none: config, taps, masks and positions cannot be checked");
     return absl::OkStatus();
   }
-  DFLASH_ASSIGN_OR_RETURN(bundle_, GoldenBundle::Open(folder));
+  absl::StatusOr<GoldenBundle> bundle = GoldenBundle::Open(folder);
+  // Whatever the reason, the input is bad.
+  if (!bundle.ok()) return absl::InvalidArgumentError(bundle.status().message());
+  bundle_ = *std::move(bundle);
   report.advice = "The rows say what it would take.";
   report.facts.emplace_back("golden", absl::StrCat(folder, " (", bundle_->producer(), ")"));
   return absl::OkStatus();
@@ -109,6 +115,14 @@ absl::Status Examination::OpenPair() {
   if (!draft_config.ok()) return fail("config", draft_config.status(), of_drafter);
   if (absl::Status fits = draft_config->CheckFits(*target_config); !fits.ok())
     return fail("config", fits, absl::StrCat(of_drafter, "; is it the drafter of this target?"));
+  if (target_config->max_position_embeddings < kLeastContext) {
+    return fail("config",
+                absl::InvalidArgumentError(
+                    absl::StrCat("max_position_embeddings: ", target_config->max_position_embeddings,
+                                 ", but the doctor needs a context of ", kLeastContext, " tokens")),
+                of_target);
+  }
+  DFLASH_ASSIGN_OR_RETURN(options_.max_context_tokens, ContextTokens(options_, *target_config));
   target_config_ = *std::move(target_config);
   draft_config_ = *std::move(draft_config);
   absl::StatusOr<TargetCheckpoint> target = TargetCheckpoint::Open(options_.model, *target_config_);
@@ -160,6 +174,11 @@ absl::Status Examination::CheckWeights() {
     return absl::OkStatus();
   }
   DFLASH_RETURN_IF_ERROR(bundle_->CheckFits(golden::SizesOf(*target_config_)));
+  if (const int64_t mask = bundle_->contract().mask_token_id; mask >= target_config_->vocab_size) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(bundle_->folder(), "/bundle.json: contract: mask_token_id: token id ", mask,
+                     ", but the target's vocabulary has ", target_config_->vocab_size));
+  }
   WeightsComparison comparisons[2];
   const std::map<std::string, std::string>* const recorded[] = {&bundle_->target_weights(),
                                                                 &bundle_->drafter_weights()};
@@ -301,8 +320,11 @@ absl::Status Examination::ExamineRounds() {
 
 absl::Status Examination::Run() {
   if (options_.ranks < 1 || options_.ranks > 8) return absl::InvalidArgumentError("ranks must be in [1, 8]");
-  if (options_.max_context_tokens < 512)
-    return absl::InvalidArgumentError("the doctor needs a context of 512 tokens");
+  if (options_.max_context_tokens != 0 && options_.max_context_tokens < kLeastContext) {
+    return absl::InvalidArgumentError(absl::StrCat("--max-context-tokens ", options_.max_context_tokens,
+                                                   ": the doctor needs a context of ", kLeastContext,
+                                                   " tokens"));
+  }
   subject_.report = &report;
   report.what_tells =
       "a golden bundle of another implementation with fingerprints of every tensor, recorded acceptance and "
@@ -339,6 +361,16 @@ absl::Status Examination::Run() {
 }
 
 }  // namespace
+
+absl::StatusOr<int64_t> ContextTokens(const DoctorOptions& options, const TargetConfig& target) {
+  const int64_t most = target.max_position_embeddings;
+  if (options.max_context_tokens == 0) return std::min(kDefaultContext, most);
+  if (options.max_context_tokens > most) {
+    return absl::InvalidArgumentError(absl::StrCat("--max-context-tokens ", options.max_context_tokens, ": ",
+                                                   options.model, " has positions for ", most, " tokens"));
+  }
+  return options.max_context_tokens;
+}
 
 absl::StatusOr<Report> RunDoctor(const DoctorOptions& options) {
   const absl::Time start = absl::Now();

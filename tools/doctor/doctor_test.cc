@@ -502,6 +502,9 @@ TEST(BadBundleTest, IsAnErrorThatNamesTheFile) {
                 prompts[0]["prompt_ids"] = {1, 2, 4096};
               }),
               HasSubstr("golden_tensors.safetensors: p0."));
+  EXPECT_THAT(
+      error([](Json& bundle, Json&) { bundle["contract"]["mask_token_id"] = 99999; }),
+      HasSubstr("bundle.json: contract: mask_token_id: token id 99999, but the target's vocabulary has"));
   EXPECT_THAT(error([](Json& bundle, Json&) { bundle["drafter_weights"]["no.such.weight"] = "00"; }),
               HasSubstr("bundle.json: drafter_weights: no.such.weight: the drafter has no such tensor"));
 }
@@ -567,6 +570,83 @@ TEST(BadFilesTest, AreBadInput) {
     EXPECT_EQ(report->ExitCode(), 2);
     EXPECT_THAT(report->verdict().text, AllOf(HasSubstr(where), Not(HasSubstr("draft_config"))));
   }
+}
+
+// A chat that cannot be rendered, by whoever's fault, names template and prompt, and the rest is examined.
+TEST(BadFilesTest, AChatThatCannotBeRendered) {
+  const Folder model("doctor_throwing"), bundle("doctor_bad_chat");
+  WriteTarget(model.path(), "none", [](bf16*, int64_t) {});
+  WriteAll(model.path() / "chat_template.jinja", "{{ raise_exception('no') }}");
+  DoctorOptions throwing = Options(), malformed = Options();
+  throwing.model = model.path();
+  malformed.golden = CopyBundle(bundle, [](Json& json, Json&) { json["chats"]["0"]["messages"] = {1}; });
+  for (DoctorOptions& options : {std::ref(throwing), std::ref(malformed)}) {
+    options.stop_at_first_failure = true;
+    const absl::StatusOr<Report> report = RunDoctor(options);
+    ASSERT_TRUE(report.ok()) << report.status();
+    EXPECT_EQ(report->ExitCode(), 2);
+    EXPECT_STREQ(report->verdict().first_failure->interface->id, "template");
+    EXPECT_THAT(report->verdict().text, AllOf(HasSubstr("the chat of prompt 0 cannot be rendered"),
+                                              HasSubstr(options.model), HasSubstr(options.golden)));
+    EXPECT_EQ(report->Of("tokenizer").outcome, Outcome::kPass);
+  }
+}
+
+// --- contexts that are too short
+
+TEST(ContextTest, IsWhatTheTargetHasPositionsFor) {
+  TargetConfig target;
+  target.max_position_embeddings = 600;
+  DoctorOptions options;
+  EXPECT_EQ(ContextTokens(options, target).value(), 600);
+  target.max_position_embeddings = 262144;
+  EXPECT_EQ(ContextTokens(options, target).value(), 4096);
+  options.max_context_tokens = 8192;
+  EXPECT_EQ(ContextTokens(options, target).value(), 8192);
+  target.max_position_embeddings = 600;
+  EXPECT_THAT(ContextTokens(options, target).status().message(), HasSubstr("--max-context-tokens 8192"));
+}
+
+TEST(ContextTest, GoldenPromptsThatDoNotFitAreLeftOutAloud) {
+  DoctorOptions options = Options();
+  options.max_context_tokens = 512;
+  const Folder folder("doctor_long_prompts");
+  options.golden = CopyBundle(folder, [](Json& bundle, Json& prompts) {
+    Json& ids = prompts[1]["prompt_ids"];
+    for (size_t i = 0; ids.size() < 600; ++i) ids.push_back(Json(ids[i]));
+    prompts[1].erase("text");
+    prompts = {prompts[1]};
+    bundle.erase("chats");
+    bundle["tensors"] = "none.safetensors";
+  });
+  WriteAll(folder.path() / "none.safetensors", std::string("\2\0\0\0\0\0\0\0{}", 10));
+  const absl::StatusOr<Report> report = RunDoctor(options);
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_NE(report->verdict().kind, VerdictKind::kIntegration) << report->ToText(false);
+  EXPECT_EQ(report->Of("end-to-end").outcome, Outcome::kNotChecked);
+  EXPECT_EQ(report->Of("sampling").outcome, Outcome::kPass);
+  EXPECT_THAT(report->facts, Contains(::testing::Pair("left out", HasSubstr("1 of 1 golden prompts"))));
+}
+
+// --- exit codes
+
+int ExitCodeOf(const std::string& arguments) {
+  return WEXITSTATUS(std::system((DFLASH_DOCTOR " " + arguments + " 2> /dev/null").c_str()));
+}
+
+TEST(ExitCodeTest, TellsBadInputFromOutputThatIsLost) {
+  const Folder folder("doctor_exit_codes");
+  const std::string pair = "--model " + Options().model + " --draft-model " + Options().draft_model;
+  const std::string golden = Options().golden, loop = folder.path() / "loop";
+  fs::create_symlink("loop", loop);
+  EXPECT_EQ(ExitCodeOf(pair + " --golden " + loop), 2);
+  EXPECT_EQ(ExitCodeOf("record " + pair + " --golden " + loop + " --out " + loop + ".new"), 2);
+  EXPECT_EQ(ExitCodeOf("record " + pair + " --golden " + golden + " --out " + folder.path().string()), 2);
+  EXPECT_EQ(ExitCodeOf("record --model /nowhere --draft-model /nowhere --golden " + golden + " --out " +
+                       loop + ".new"),
+            2);
+  EXPECT_EQ(ExitCodeOf("compare " + golden + " " + golden + " > /dev/full"), 4);
+  EXPECT_EQ(ExitCodeOf("compare " + golden + " " + golden + " > /dev/null"), 0);
 }
 
 // A window that no context reaches is not checked, whatever agrees.

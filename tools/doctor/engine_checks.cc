@@ -69,26 +69,35 @@ enum WaveIndex : size_t {
 struct Texts {
   std::vector<Tokens> prompts;
   std::vector<int64_t> budgets;
-  std::vector<size_t> golden;  // their numbers in the bundle; empty: there is none
+  std::vector<size_t> golden;  // their numbers in the bundle; empty: they are none of its
 };
 
 Texts ChooseTexts(const Subject& subject, Ranks& ranks, const Tokens& long_prompt, int64_t max_prompts) {
   Texts texts;
-  if (subject.bundle == nullptr) {
-    const auto length = static_cast<int64_t>(long_prompt.size());
-    for (const int64_t part : {length / 3, length / 2, length}) {
-      texts.prompts.emplace_back(long_prompt.begin(), long_prompt.begin() + part);
-      texts.budgets.push_back(Room(ranks, texts.prompts.back(), 64));
+  const size_t prompts = subject.bundle == nullptr ? 0 : subject.bundle->prompts().size();
+  int64_t too_long = 0;
+  for (size_t i = 0; i < prompts && static_cast<int64_t>(texts.prompts.size()) < max_prompts; ++i) {
+    const GoldenPrompt& prompt = subject.bundle->prompts()[i];
+    const auto budget = static_cast<int64_t>(prompt.output_ids.size());
+    if (Room(ranks, prompt.prompt_ids, budget) < budget) {
+      ++too_long;
+      continue;
     }
-    return texts;
-  }
-  const std::vector<GoldenPrompt>& prompts = subject.bundle->prompts();
-  for (size_t i = 0; i < prompts.size() && static_cast<int64_t>(texts.prompts.size()) < max_prompts; ++i) {
-    const auto budget = static_cast<int64_t>(prompts[i].output_ids.size());
-    if (Room(ranks, prompts[i].prompt_ids, budget) < budget) continue;
-    texts.prompts.push_back(prompts[i].prompt_ids);
+    texts.prompts.push_back(prompt.prompt_ids);
     texts.budgets.push_back(budget);
     texts.golden.push_back(i);
+  }
+  if (too_long > 0) {
+    subject.report->facts.emplace_back(
+        "left out",
+        absl::StrCat(too_long, " of ", prompts, " golden prompts: with their outputs they do not fit into ",
+                     ranks.leader().max_context_tokens, " tokens (--max-context-tokens)"));
+  }
+  if (!texts.prompts.empty()) return texts;
+  const auto length = static_cast<int64_t>(long_prompt.size());
+  for (const int64_t part : {length / 3, length / 2, length}) {
+    texts.prompts.emplace_back(long_prompt.begin(), long_prompt.begin() + part);
+    texts.budgets.push_back(Room(ranks, texts.prompts.back(), 64));
   }
   return texts;
 }
@@ -356,7 +365,7 @@ Generated Sum(const Subject& subject, const std::vector<EngineRun>& runs, const 
     }
     sum.accepted += static_cast<double>(accepted);
     sum.rounds += static_cast<double>(rounds);
-    if (subject.bundle == nullptr) continue;
+    if (golden.empty()) continue;
     const GoldenPrompt& prompt = subject.bundle->prompts()[golden[i]];
     sum.other_texts += runs[i].tokens != prompt.output_ids;
     const std::vector<int64_t>& lengths = prompt.acceptance_lengths;
@@ -414,7 +423,6 @@ void CheckEndToEnd(const Subject& subject, const Generated& sum) {
 absl::Status CheckEngine(const Subject& subject, Ranks& ranks, const Tokens& long_prompt,
                          int64_t max_prompts) {
   const Texts texts = ChooseTexts(subject, ranks, long_prompt, max_prompts);
-  if (texts.prompts.empty()) return absl::InvalidArgumentError("no golden prompt fits into the context");
   const int64_t block_size = subject.reference->config().block_size;
   DFLASH_ASSIGN_OR_RETURN(const Probe::EngineRuns measured,
                           Run(ranks, MakeWaves(ranks, texts, long_prompt, block_size)));

@@ -4,6 +4,7 @@
 
 #include <cstdio>
 #include <exception>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -20,18 +21,31 @@ using golden::BundleComparison;
 using golden::GoldenBundle;
 namespace {
 
-enum ExitCode : int { kHealthy = 0, kDifferent = 1, kUsage = 2, kCannotRun = 3 };
+enum ExitCode : int { kHealthy = 0, kDifferent = 1, kUsage = 2, kCannotRun = 3, kOutputLost = 4 };
 
 int Fail(ExitCode code, const absl::Status& status) {
   std::fprintf(stderr, "error: %s\n", std::string(status.message()).c_str());
   return code;
 }
 
-// Parses; the exit code when that is all.
-bool Done(FlagParser& parser, int argc, const char* const* argv, int* code) {
+int Fail(const absl::Status& status) {
+  const bool input = absl::IsInvalidArgument(status) || absl::IsUnimplemented(status) ||
+                     absl::IsNotFound(status) || absl::IsDataLoss(status) || absl::IsAlreadyExists(status);
+  return Fail(input ? kUsage : kCannotRun, status);
+}
+
+// The exit code, or that of output which did not arrive.
+int CheckOutput(int code) {
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return code;
+  std::fputs("error: standard output cannot be written\n", stderr);
+  return code == kHealthy ? kOutputLost : code;
+}
+
+// Parses; the exit code when that is all. name: as it was called.
+bool Done(FlagParser& parser, const char* name, int argc, const char* const* argv, int* code) {
   FlagParser::Outcome outcome = FlagParser::Outcome::kRun;
   if (const absl::Status status = parser.Parse(argc, argv, &outcome); !status.ok()) {
-    std::fprintf(stderr, "%s: %s\nTry: %s --help\n", argv[0], std::string(status.message()).c_str(), argv[0]);
+    std::fprintf(stderr, "%s: %s\nTry: %s --help\n", name, std::string(status.message()).c_str(), name);
     *code = kUsage;
     return true;
   }
@@ -44,6 +58,7 @@ bool Done(FlagParser& parser, int argc, const char* const* argv, int* code) {
 struct Flags {
   DoctorOptions doctor;
   int64_t ranks = 1, threads = 0, device = 0;
+  std::optional<int64_t> max_context_tokens;
   void Register(FlagParser& parser) {
     parser.Text("model", "DIR", "folder of the target's checkpoint", &doctor.model);
     parser.Text("draft-model", "DIR", "folder of the drafter's checkpoint", &doctor.draft_model);
@@ -52,8 +67,9 @@ struct Flags {
                 &doctor.golden);
     parser.Integer("threads", "N", "CPU threads per rank; 0: one per core", 0, 256, &threads);
     parser.Integer("device", "N", "CUDA device ordinal", 0, 1023, &device);
-    parser.Integer("max-context-tokens", "N", "longest sequence that is tried", 512, 1 << 20,
-                   &doctor.max_context_tokens);
+    parser.Integer("max-context-tokens", "N",
+                   "longest sequence that is tried (default 4096, or what the target has positions for)", 512,
+                   1 << 20, &max_context_tokens);
     parser.Switch("allow-unlisted-config-keys",
                   "accept keys of config.json that docs/config-keys.md does not list",
                   &doctor.allow_unlisted_keys);
@@ -62,6 +78,7 @@ struct Flags {
     doctor.ranks = static_cast<int>(ranks);
     doctor.threads = static_cast<int>(threads);
     doctor.device = static_cast<int>(device);
+    doctor.max_context_tokens = max_context_tokens.value_or(0);
     if (doctor.model.empty() || doctor.draft_model.empty())
       return absl::InvalidArgumentError("--model and --draft-model are required");
     return absl::OkStatus();
@@ -76,8 +93,9 @@ int Examine(int argc, const char* const* argv) {
       "dflash-doctor",
       "Walks the interfaces between target and drafter and names the first one at which they diverge.\n"
       "Exit codes: 0 nothing failed; 1 the integration is broken; 2 wrong usage or bad files; 3 cannot run; "
-      "5 the drafter is bad; 6 the integration or the drafter.\n"
-      "First argument `record` or `compare`: golden bundles; see record --help, compare --help.");
+      "4 standard output cannot be written; 5 the drafter is bad; 6 the integration or the drafter.\n"
+      "First argument `record` or `compare`: golden bundles; see dflash-doctor record --help, dflash-doctor "
+      "compare --help.");
   flags.Register(parser);
   parser.Integer("tp", "N", "ranks that share the target, as threads", 1, 8, &flags.ranks);
   parser.Integer("max-prompts", "N", "golden prompts that are generated", 1, 4096, &flags.doctor.max_prompts);
@@ -90,7 +108,7 @@ int Examine(int argc, const char* const* argv) {
               &flags.doctor.defect);
   parser.Switch("probe", "only tell whether this backend finds its device", &probe);
   int code = 0;
-  if (Done(parser, argc, argv, &code)) return code;
+  if (Done(parser, argv[0], argc, argv, &code)) return code;
   if (probe) {
     const absl::Status status =
         Stream::Create({.threads = 1, .device = static_cast<int>(flags.device)}).status();
@@ -99,11 +117,7 @@ int Examine(int argc, const char* const* argv) {
   if (const absl::Status status = flags.Finish(); !status.ok()) return Fail(kUsage, status);
   if (!quiet) flags.doctor.log = [](const std::string& line) { std::fprintf(stderr, "%s\n", line.c_str()); };
   const absl::StatusOr<Report> report = RunDoctor(flags.doctor);
-  if (!report.ok()) {
-    const bool usage = absl::IsInvalidArgument(report.status()) || absl::IsUnimplemented(report.status()) ||
-                       absl::IsNotFound(report.status()) || absl::IsDataLoss(report.status());
-    return Fail(usage ? kUsage : kCannotRun, report.status());
-  }
+  if (!report.ok()) return Fail(report.status());
   const bool colours = colour == "always" || (colour == "auto" && isatty(STDOUT_FILENO) == 1);
   std::fputs((json ? report->ToJson() : report->ToText(colours)).c_str(), stdout);
   return report->ExitCode();
@@ -122,13 +136,13 @@ int Record(int argc, const char* const* argv) {
   parser.Integer("tensor-prompts", "N", "prompts whose tensors are written", 0, 4096, &tensor_prompts);
   parser.Integer("max-tokens", "N", "tokens of an output", 1, 65536, &max_tokens);
   int code = 0;
-  if (Done(parser, argc, argv, &code)) return code;
+  if (Done(parser, "dflash-doctor record", argc, argv, &code)) return code;
   if (const absl::Status status = flags.Finish(); !status.ok()) return Fail(kUsage, status);
   if (out.empty() || flags.doctor.golden.empty())
     return Fail(kUsage,
                 absl::InvalidArgumentError("--out and --golden (a bundle with the prompts) are required"));
   const absl::Status status = RecordBundle(flags.doctor, out, tensor_prompts, max_tokens);
-  return status.ok() ? kHealthy : Fail(kCannotRun, status);
+  return status.ok() ? kHealthy : Fail(status);
 }
 
 int Compare(int argc, const char* const* argv) {
@@ -143,7 +157,7 @@ int Compare(int argc, const char* const* argv) {
   parser.Number("limit", "ERROR", "of tensors, max |difference| / rms", 0, 10, &limit);
   parser.Switch("all", "prints what is alike, too", &all);
   int code = 0;
-  if (Done(parser, argc, argv, &code)) return code;
+  if (Done(parser, "dflash-doctor compare", argc, argv, &code)) return code;
   const absl::StatusOr<GoldenBundle> actual = GoldenBundle::Open(actual_folder);
   if (!actual.ok()) return Fail(kUsage, actual.status());
   const absl::StatusOr<GoldenBundle> expected = GoldenBundle::Open(expected_folder);
@@ -172,9 +186,9 @@ int Compare(int argc, const char* const* argv) {
 int main(int argc, char** argv) {
   try {
     const std::string_view first = argc > 1 ? argv[1] : "";
-    if (first == "record") return dflash::doctor::Record(argc - 1, argv + 1);
-    if (first == "compare") return dflash::doctor::Compare(argc - 1, argv + 1);
-    return dflash::doctor::Examine(argc, argv);
+    return dflash::doctor::CheckOutput(first == "record"    ? dflash::doctor::Record(argc - 1, argv + 1)
+                                       : first == "compare" ? dflash::doctor::Compare(argc - 1, argv + 1)
+                                                            : dflash::doctor::Examine(argc, argv));
   } catch (const std::exception& error) {  // last resort: out of memory
     std::fprintf(stderr, "dflash-doctor: %s\n", error.what());
     return dflash::doctor::kCannotRun;

@@ -1,6 +1,7 @@
 #include "tools/doctor/record_bundle.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -22,15 +23,28 @@ using golden::GoldenBundle;
 using golden::GoldenPrompt;
 using golden::RecordedBundle;
 
+namespace {
+
+// What cannot be opened is bad input, whatever the reason.
+template <typename T>
+absl::StatusOr<T> AsInput(absl::StatusOr<T> opened) {
+  if (!opened.ok()) return absl::InvalidArgumentError(opened.status().message());
+  return opened;
+}
+
+}  // namespace
+
 absl::Status RecordBundle(const DoctorOptions& options, const std::string& folder, int64_t tensor_prompts,
                           int64_t max_tokens) {
-  DFLASH_ASSIGN_OR_RETURN(const GoldenBundle from, GoldenBundle::Open(options.golden));
-  DFLASH_ASSIGN_OR_RETURN(const TargetConfig target_config, TargetConfig::Load(options.model));
-  DFLASH_ASSIGN_OR_RETURN(const DraftConfig draft_config, DraftConfig::Load(options.draft_model));
+  if (std::filesystem::exists(folder))
+    return absl::AlreadyExistsError(absl::StrCat("--out ", folder, " exists"));
+  DFLASH_ASSIGN_OR_RETURN(const GoldenBundle from, AsInput(GoldenBundle::Open(options.golden)));
+  DFLASH_ASSIGN_OR_RETURN(const TargetConfig target_config, AsInput(TargetConfig::Load(options.model)));
+  DFLASH_ASSIGN_OR_RETURN(const DraftConfig draft_config, AsInput(DraftConfig::Load(options.draft_model)));
   DFLASH_ASSIGN_OR_RETURN(const TargetCheckpoint target,
-                          TargetCheckpoint::Open(options.model, target_config));
+                          AsInput(TargetCheckpoint::Open(options.model, target_config)));
   DFLASH_ASSIGN_OR_RETURN(const DraftCheckpoint drafter,
-                          DraftCheckpoint::Open(options.draft_model, draft_config));
+                          AsInput(DraftCheckpoint::Open(options.draft_model, draft_config)));
   DFLASH_RETURN_IF_ERROR(from.CheckFits(golden::SizesOf(target_config)));
   RecordedBundle bundle;
   bundle.producer = absl::StrCat("dflashd, ", BackendName());
@@ -39,6 +53,7 @@ absl::Status RecordBundle(const DoctorOptions& options, const std::string& folde
   bundle.drafter_weights = drafter.fingerprints();
   DoctorOptions one = options;
   one.ranks = 1;
+  DFLASH_ASSIGN_OR_RETURN(one.max_context_tokens, ContextTokens(options, target_config));
   DFLASH_ASSIGN_OR_RETURN(const std::unique_ptr<Ranks> ranks, Ranks::Load(one));
   Probe::Wave requests;
   for (const GoldenPrompt& prompt : from.prompts()) {

@@ -432,8 +432,25 @@ const Verdict Report::verdict() const {
   if (first_input != nullptr) {
     verdict.kind = VerdictKind::kBadInput;
     verdict.first_failure = first_input;
+    std::vector<std::string> failing;
+    int64_t passed = 0;
+    for (const Finding& finding : findings_) {
+      passed += finding.outcome == Outcome::kPass;
+      if (finding.outcome == Outcome::kFail && &finding != first_input)
+        failing.emplace_back(finding.interface->id);
+    }
     verdict.text =
-        absl::StrCat("Nothing was examined: ", first_input->cause, ". Look at: ", first_input->look_at);
+        absl::StrCat(passed == 0 ? std::string("Nothing was examined: ")
+                                 : absl::StrCat("\"", first_input->interface->title, "\" (",
+                                                first_input->interface->id, ") could not be examined: "),
+                     first_input->cause, ". Look at: ", first_input->look_at, ".");
+    if (passed > 0) {
+      absl::StrAppend(&verdict.text, " Of the others ", passed, " pass, ",
+                      failing.empty() ? "none" : absl::StrJoin(failing, ", "),
+                      failing.size() == 1 ? " fails."
+                      : failing.empty()   ? " fails."
+                                          : " fail.");
+    }
     return verdict;
   }
   if (verdict.first_failure != nullptr) {

@@ -123,6 +123,17 @@ TEST(BlameTest, WeightsOfTheTargetAndOfTheDrafter) {
   }
 }
 
+// One file that is none leaves the rest examined.
+TEST(BlameTest, AFileThatIsNoneIsNotAllThereIs) {
+  Report report = Agreeing();
+  report.Fail("masks", "seen", "cause");
+  report.FailInput("template", "no such file", "chat_template.jinja");
+  ExpectVerdict(report, VerdictKind::kBadInput, 2, "template");
+  EXPECT_THAT(report.verdict().text,
+              AllOf(HasSubstr("\"chat template and thinking flag\" (template) could not be examined"),
+                    HasSubstr(" pass, masks fails."), Not(HasSubstr("Nothing was examined"))));
+}
+
 TEST(ReportTest, AFindingReplacesTheOneBeforeIt) {
   Report report;
   report.Judge("weights", 3, 2, "finite numbers", "seen", "cause");
@@ -191,7 +202,7 @@ TEST(BlameTest, FilesThatAreNoneAreBadInput) {
   Report report;
   report.FailInput("files", "no such folder", "--model /nowhere");
   ExpectVerdict(report, VerdictKind::kBadInput, 2, "files");
-  EXPECT_THAT(report.verdict().text, HasSubstr("--model /nowhere"));
+  EXPECT_THAT(report.verdict().text, AllOf(HasSubstr("--model /nowhere"), HasSubstr("Nothing was examined")));
 }
 
 }  // namespace

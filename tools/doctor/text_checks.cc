@@ -82,10 +82,18 @@ absl::Status CheckTemplate(const Subject& subject, const std::string& model_fold
     ++chats;
     std::optional<bool> thinking = prompt.chat->enable_thinking;
     if (!defect.empty()) DFLASH_RETURN_IF_ERROR(PlantDefect(defect, thinking));
-    DFLASH_ASSIGN_OR_RETURN(const std::string text, Render(*chat_template, *prompt.chat, thinking));
-    if (text == prompt.text) continue;
+    const absl::StatusOr<std::string> text = Render(*chat_template, *prompt.chat, thinking);
+    if (!text.ok()) {
+      report.FailInput(
+          "template",
+          absl::StrCat("the chat of prompt ", i, " cannot be rendered: ", text.status().message()),
+          absl::StrCat("--model ", model_folder, ": chat_template.jinja; golden bundle ",
+                       subject.bundle->folder(), ": chat of prompt ", i));
+      return absl::OkStatus();
+    }
+    if (*text == prompt.text) continue;
     if (wrong++ == 0)
-      first = absl::StrCat("; prompt ", i, " differs from byte ", FirstDifference(text, prompt.text));
+      first = absl::StrCat("; prompt ", i, " differs from byte ", FirstDifference(*text, prompt.text));
     // Does the other thinking flag render what was recorded?
     const bool flag = thinking.value_or(true);
     const absl::StatusOr<std::string> other = Render(*chat_template, *prompt.chat, !flag);
