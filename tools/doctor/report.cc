@@ -55,7 +55,7 @@ constexpr Interface kInterfaces[] = {
     {"fusion", "8", "projection, then norm with plain weight", Oracle::kOwnPath,
      "Context features c = norm(fc taps) are wrong.",
      "DFlashDrafter::Impl::IngestRows; NormWeight of the drafter (plain) and of the target (1 + w)."},
-    {"injection", "9 10 11", "keys and values of the context, every layer", Oracle::kOwnPath,
+    {"injection", "9 10 11", "keys and values of the context", Oracle::kOwnPath,
      "A layer's context does not come from c through its own k_proj, k_norm and v_proj alone.",
      "DFlashDrafter::Impl::IngestRows in worker/draft/dflash_drafter.cc."},
     {"rope", "12", "RoPE of the context", Oracle::kBundle,
@@ -179,14 +179,18 @@ std::string LookAt(const Finding& finding) {
   return finding.look_at.empty() ? finding.interface->look_at : finding.look_at;
 }
 
-// Breaks at spaces; later lines begin with `indent`.
-std::string Wrapped(const std::string& text, size_t width, const std::string& indent) {
+constexpr size_t kWidth = 106;  // columns of the text
+
+// Breaks at spaces, so that no line is longer than kWidth where words allow it. `used` columns of the first
+// line are taken; later lines begin with `indent`.
+std::string Wrapped(const std::string& text, size_t used, const std::string& indent) {
   std::string out, line;
   for (size_t begin = 0; begin < text.size();) {
     const size_t end = std::min(text.find(' ', begin), text.size());
     const std::string word = text.substr(begin, end - begin);
-    if (!line.empty() && line.size() + 1 + word.size() > width) {
+    if (!line.empty() && used + line.size() + 1 + word.size() > kWidth) {
       absl::StrAppend(&out, line, "\n", indent);
+      used = indent.size();
       line.clear();
     }
     absl::StrAppend(&line, line.empty() ? "" : " ", word);
@@ -519,21 +523,21 @@ std::string Report::ToText(bool colours) const {
   constexpr char kBold[] = "\033[1m";
   std::string text;
   for (const auto& [name, value] : facts) absl::StrAppendFormat(&text, "%-12s %s\n", name, value);
-  absl::StrAppendFormat(&text, "\n%-8s %-44s %-13s %-10s %-9s %s\n", "no.", "interface", "result", "measured",
+  absl::StrAppendFormat(&text, "\n%-7s %-39s %-13s %-9s %-8s %s\n", "no.", "interface", "result", "measured",
                         "limit", "oracle");
   for (const Finding& finding : findings_) {
     const Style style = StyleOf(finding);
     const bool number = !std::isnan(finding.measured);
-    absl::StrAppendFormat(&text, "%-8s %-44s %s %-10s %-9s %s\n", finding.interface->numbers,
+    absl::StrAppendFormat(&text, "%-7s %-39s %s %-9s %-8s %s\n", finding.interface->numbers,
                           finding.interface->title, paint(absl::StrFormat("%-13s", style.mark), style.colour),
                           number ? Number(finding.measured) : "",
                           std::isnan(finding.limit) ? "" : Number(finding.limit), Name(finding.oracle()));
     if (finding.outcome == Outcome::kPass) continue;
-    const std::string indent(9, ' ');
+    const std::string indent(8, ' ');
     const auto line = [&](const char* label, const std::string& words) {
       if (words.empty()) return;
-      absl::StrAppend(&text, indent, label,
-                      Wrapped(words, 100, indent + std::string(std::string(label).size(), ' ')), "\n");
+      const std::string behind = indent + std::string(std::string_view(label).size(), ' ');
+      absl::StrAppend(&text, indent, label, Wrapped(words, behind.size(), behind), "\n");
     };
     if (finding.outcome != Outcome::kFail) {
       line("", finding.detail);
@@ -550,8 +554,8 @@ std::string Report::ToText(bool colours) const {
   absl::StrAppendFormat(&text, "\n%d pass, %d fail, %d skipped, %d not checked; %.1f s\n", counts[0],
                         counts[1], counts[2], counts[3], seconds);
   const Verdict verdict = this->verdict();
-  absl::StrAppend(&text, paint(absl::StrCat("Verdict: ", Name(verdict.kind), "."), kBold), " ",
-                  Wrapped(verdict.text, 110, ""), "\n");
+  const std::string heading = absl::StrCat("Verdict: ", Name(verdict.kind), ".");
+  absl::StrAppend(&text, paint(heading, kBold), " ", Wrapped(verdict.text, heading.size() + 1, ""), "\n");
   return text;
 }
 

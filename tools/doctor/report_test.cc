@@ -145,6 +145,28 @@ TEST(ReportTest, AFindingReplacesTheOneBeforeIt) {
   EXPECT_EQ(report.Of("weights").cause, "");
 }
 
+TEST(ReportTest, NoLineIsWiderThanTheTable) {
+  for (const Outcome outcome : {Outcome::kPass, Outcome::kFail, Outcome::kSkipped, Outcome::kNotChecked}) {
+    Report report = Agreeing();
+    for (const Interface& interface : Interfaces()) {
+      Finding& finding = report.Of(interface.id);
+      finding.outcome = outcome;
+      finding.blame = Blame::kEither;
+      finding.measured = HUGE_VAL;
+      finding.limit = 1.23e-05;
+      for (int i = 0; i < 60; ++i) {
+        finding.detail += " seen";
+        finding.cause += " cause";
+      }
+    }
+    const std::string text = report.ToText(false);
+    for (size_t begin = 0, end = 0; begin < text.size(); begin = end + 1) {
+      end = text.find('\n', begin);
+      EXPECT_LE(end - begin, 106u) << text.substr(begin, end - begin);
+    }
+  }
+}
+
 TEST(ReportTest, SaysWhatAFindingWasHeldAgainst) {
   Report report = Agreeing();
   EXPECT_EQ(report.Of("fusion").oracle(), Oracle::kOwnPath);
