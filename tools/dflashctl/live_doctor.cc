@@ -6,6 +6,7 @@
 #include <limits>
 #include <map>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -254,7 +255,8 @@ void Examination::CheckAcceptance() {
     return;
   }
   if (!report_->Judge(
-          "end-to-end", recorded.loss(), 0.05, "recorded acceptance per kind of text, relative loss",
+          "end-to-end", recorded.loss(), doctor::LargestAcceptanceLoss(ActivationsOf(model_.backend())),
+          "recorded acceptance per kind of text, relative loss",
           absl::StrCat("tokens per round: ", recorded.Describe(), texts, left_out),
           "not visible from outside: run dflashctl doctor --model DIR --draft-model DIR on the server's "
           "folders")) {
@@ -537,6 +539,8 @@ std::string Causes(const std::string& reason) {
 }
 
 }  // namespace
+
+DType ActivationsOf(std::string_view backend) { return backend == "cpu" ? DType::kF32 : DType::kBf16; }
 
 grpc::Status GetDiagnosis(const Connection& connection, const Endpoint& admin,
                           v1::GetDiagnosisResponse* diagnosis) {

@@ -3,7 +3,10 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
+#include <string_view>
 
+#include "base/dtype.h"
 #include "dflash/v1/admin.pb.h"
 #include "tools/dflashctl/connection.h"
 #include "tools/doctor/report.h"
@@ -14,11 +17,14 @@ namespace dflash::ctl {
 // Compares the server with the bundle: feature contract, tokens, rendered chats, text and acceptance of at
 // most `max_prompts` prompts, alone, again and together, sampled with and without drafts, and their rounds
 // with the same tokens as a prompt. Accepted drafts of blocks that were cut (block_cuts.h) are compared with
-// nothing. Interfaces that
-// need tensors stay unchecked: those are for the doctor of a pair. With `admin`, the operators' port, the
-// server's own diagnosis counts, too (ExamineDiagnosis). Returns the server's error, if a call failed.
+// nothing. Interfaces that need tensors stay unchecked: those are for the doctor of a pair. With `admin`, the
+// operators' port, the server's own diagnosis counts, too (ExamineDiagnosis). Returns the server's error, if
+// a call failed.
 grpc::Status ExamineServer(Connection& connection, const Endpoint* admin, const golden::GoldenBundle& bundle,
                            int64_t max_prompts, doctor::Report* report);
+
+// Of a server's backend, as GetModelInfo names it.
+DType ActivationsOf(std::string_view backend);
 
 // What a running server says about itself on its operators' port. An error names the port.
 grpc::Status GetDiagnosis(const Connection& connection, const Endpoint& admin,

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "gtest/gtest.h"
+#include "tools/doctor/recorded_acceptance.h"
 
 namespace dflash::ctl {
 namespace {
@@ -34,6 +35,12 @@ TEST(LiveDoctorTest, ContractDifferencesAreNamed) {
   EXPECT_EQ(differences(Replaced(" rotary_fraction=1", "")),
             "rotary_fraction=nothing instead of rotary_fraction=1");
   EXPECT_NE(differences(Replaced("sliding:64", "sliding:unlimited")), "");
+}
+
+// 16-bit activations leave nearer ties than float32, and the limit is another.
+TEST(LiveDoctorTest, TheLimitOfAcceptanceIsThatOfTheBackend) {
+  EXPECT_EQ(doctor::LargestAcceptanceLoss(ActivationsOf("cpu")), 0.05);
+  EXPECT_EQ(doctor::LargestAcceptanceLoss(ActivationsOf("cuda")), 0.1);
 }
 
 }  // namespace

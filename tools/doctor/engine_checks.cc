@@ -410,7 +410,7 @@ void CheckEndToEnd(const Subject& subject, const Generated& sum) {
     return report.Fail("end-to-end", detail, "the target's text is not the recorded one",
                        report.target_weights == Weights::kRecorded ? Blame::kIntegration : Blame::kUnsettled);
   }
-  if (!report.Judge("end-to-end", sum.recorded.loss(), subject.gates.acceptance,
+  if (!report.Judge("end-to-end", sum.recorded.loss(), LargestAcceptanceLoss(ActivationDType()),
                     "recorded acceptance per kind of text, relative loss", detail,
                     absl::StrFormat("this drafter drafts badly for this target: %.2f tokens per round",
                                     sum.tokens_per_round()))) {
