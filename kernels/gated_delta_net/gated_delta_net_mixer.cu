@@ -25,6 +25,7 @@
 #include "kernels/device/cuda/launch.cuh"
 #include "kernels/device/cuda/ptx.cuh"
 #include "kernels/device/cuda/shared_tile.cuh"
+#include "kernels/elementary/sigmoid.cuh"
 #include "kernels/gated_delta_net/gated_delta_net_gates.cuh"
 #include "kernels/gated_delta_net/gated_delta_net_records.cuh"
 
@@ -97,21 +98,6 @@ __device__ __forceinline__ void StageInputs(const DeltaTask& task, const Segment
   }
 }
 
-// SigmoidF32 without its division's branch for extreme operands, which would keep the compiler from computing
-// several at a time. The same bits: here e < 2^-24 is divided by 1, which is exact, and what is left is far
-// from the extremes; there the quotient is refined twice, as IEEE division does it.
-__device__ __forceinline__ float Sigmoid(float x) {
-  const float e = ExpF32(0.0f - fabsf(x)), above = x < 0.0f ? e : 1.0f, below = 1.0f + e;
-  float inverse;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(below));
-  inverse = fmaf(inverse, fmaf(-below, inverse, 1.0f), inverse);
-  float quotient = above * inverse;
-#pragma unroll
-  for (int i = 0; i < 2; ++i) quotient = fmaf(inverse, fmaf(-below, quotient, above), quotient);
-  return quotient;
-}
-__device__ __forceinline__ float Silu(float x) { return x * Sigmoid(x); }
-
 // Four neighbouring channels of one row, as CausalConv computes and rounds them.
 __device__ __forceinline__ float4 Convolve(const uint2 (&inputs)[kTaps][kThreads], const uint2* weights) {
   const auto low = [](uint32_t pair) { return __uint_as_float(pair << 16); };
@@ -130,8 +116,8 @@ __device__ __forceinline__ float4 Convolve(const uint2 (&inputs)[kTaps][kThreads
       sums[i] = fmaf(tap % 2 == 0 ? low(pair) : high(pair), in[i], sums[i]);
     }
   }
-  return make_float4(Rounded(Silu(sums[0])), Rounded(Silu(sums[1])), Rounded(Silu(sums[2])),
-                     Rounded(Silu(sums[3])));
+  return make_float4(Rounded(SiluBranchless(sums[0])), Rounded(SiluBranchless(sums[1])),
+                     Rounded(SiluBranchless(sums[2])), Rounded(SiluBranchless(sums[3])));
 }
 
 __device__ __forceinline__ float Dot(float4 a, float4 b) {
@@ -397,7 +383,8 @@ __device__ __forceinline__ void NormGates(const DeltaTask& task, const Shared& s
   float z[kChunk];
   Unpack(make_uint4(low.x, low.y, high.x, high.y), z);
 #pragma unroll
-  for (int i = 0; i < kChunk; ++i) gates[i] = task.norm_is_silu ? Silu(z[i]) : Sigmoid(z[i]);
+  for (int i = 0; i < kChunk; ++i)
+    gates[i] = task.norm_is_silu ? SiluBranchless(z[i]) : SigmoidBranchless(z[i]);
 }
 
 __device__ __forceinline__ void Normalize(const DeltaTask& task, const Place& place, int first, int count,
