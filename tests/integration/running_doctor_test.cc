@@ -259,7 +259,7 @@ TEST(RunningDoctorTest, BlocksThatTheRowLimitCutsAreNotComparedWithWholeOnes) {
   ASSERT_NE(server.channel(), nullptr);
   EXPECT_THAT(server.process().output(), Not(HasSubstr("SELF-TEST FAILED")));
   EXPECT_THAT(server.Dflashctl({"status"}).output,
-              HasSubstr("acceptance was not judged: blocks were cut to 8 of 16 rows by --max-verify-rows"));
+              HasSubstr("blocks, also the recorded ones, cut to 8 of 16 rows by --max-verify-rows"));
   const ctl::Generation drafted = server.GenerateOk(Strict());
   EXPECT_GT(drafted.finished.speculation().accepted_tokens(), 0u);
   const Diagnosis diagnosis = Examine(server, "4");

@@ -50,7 +50,7 @@ class Examination {
   Report report;
 
  private:
-  bool Stops() const { return overflows_ || (options_.stop_at_first_failure && report.failed()); }
+  bool Stops() const { return overflows_ || (options_.stop_at_first_failure && report.broken()); }
   void Log(const std::string& line) const {
     if (options_.log) options_.log(line);
   }

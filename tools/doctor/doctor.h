@@ -24,7 +24,7 @@ struct DoctorOptions {
   int64_t max_prompts = 64;        // golden prompts that are generated
   bool allow_unlisted_keys = false;
   std::string defect;                           // to be planted; builds with defects only
-  bool stop_at_first_failure = false;           // leaves out what is expensive once something has failed
+  bool stop_at_first_failure = false;           // leaves out what is expensive once an interface has failed
   std::function<void(const std::string&)> log;  // progress and warnings; may be empty
 };
 

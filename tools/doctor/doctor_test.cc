@@ -356,6 +356,20 @@ TEST(BadDrafterTest, AnotherTargetIsAModelProblem) {
     for (int64_t i = 0; i < count; ++i) elements[i] = bf16(static_cast<float>(elements[i]) + normal(random));
   });
   ExpectModelProblem("", folder.path(), "target layers.0.mlp.down_proj.weight");
+  // And hides no tap of another layer.
+  for (const auto& [defect, interface] :
+       {std::pair("offset0", "tap-layer"), std::pair("permuted-taps", "tap-order")}) {
+    DoctorOptions options = Options();
+    options.model = folder.path();
+    options.defect = defect;
+    options.max_prompts = 1;
+    options.stop_at_first_failure = true;  // which other weights alone are not
+    const absl::StatusOr<Report> report = RunDoctor(options);
+    ASSERT_TRUE(report.ok()) << report.status();
+    const Verdict verdict = report->verdict();
+    ASSERT_EQ(verdict.kind, VerdictKind::kIntegration) << report->ToText(false);
+    EXPECT_STREQ(verdict.first_failure->interface->id, interface);
+  }
   const Report report = Judged("", folder.path(), Bundle::kWithoutFingerprints, VerdictKind::kEither, true);
   EXPECT_EQ(report.ExitCode(), 6);
   EXPECT_STREQ(report.verdict().first_failure->interface->id, "target");

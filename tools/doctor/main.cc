@@ -99,7 +99,7 @@ int Examine(int argc, const char* const* argv) {
   flags.Register(parser);
   parser.Integer("tp", "N", "ranks that share the target, as threads", 1, 8, &flags.ranks);
   parser.Integer("max-prompts", "N", "golden prompts that are generated", 1, 4096, &flags.doctor.max_prompts);
-  parser.Switch("stop-at-first-failure", "leave out what is expensive once something has failed",
+  parser.Switch("stop-at-first-failure", "leave out what is expensive once an interface has failed",
                 &flags.doctor.stop_at_first_failure);
   parser.Switch("json", "prints the report as JSON", &json);
   parser.Choice("color", {"auto", "always", "never"}, "colours; auto: when a terminal reads", &colour);

@@ -351,9 +351,6 @@ bool Report::EveryInterfaceAgrees() const {
 }
 
 void Report::Settle() {
-  const bool broken = std::any_of(findings_.begin(), findings_.end(), [](const Finding& finding) {
-    return finding.outcome == Outcome::kFail && finding.blame == Blame::kIntegration;
-  });
   const bool agree = EveryInterfaceAgrees();
   const Outcome acceptance = Of("end-to-end").outcome;
   constexpr char kUnchecked[] = "not every interface was checked";
@@ -373,9 +370,9 @@ void Report::Settle() {
         target_weights == Weights::kOther || (!of_target && drafter_weights == Weights::kOther);
     const bool recorded =
         target_weights == Weights::kRecorded && (of_target || drafter_weights == Weights::kRecorded);
-    if (broken) {
+    if (follows) {
       finding.blame = Blame::kIntegration;
-      if (follows) finding.cause = "the first failure above";
+      finding.cause = "the first failure above";
     } else if (other) {
       finding.blame = Blame::kModel;
       finding.cause =
@@ -408,9 +405,10 @@ void Report::Settle() {
   }
 }
 
-bool Report::failed() const {
-  return std::any_of(findings_.begin(), findings_.end(),
-                     [](const Finding& finding) { return finding.outcome == Outcome::kFail; });
+bool Report::broken() const {
+  return std::any_of(findings_.begin(), findings_.end(), [](const Finding& finding) {
+    return finding.outcome == Outcome::kFail && finding.blame == Blame::kIntegration;
+  });
 }
 
 const Verdict Report::verdict() const {

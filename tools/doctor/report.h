@@ -107,7 +107,7 @@ class Report {
   // Decides who is to blame for the failures that weights can cause as well (kUnsettled). Once, when all is
   // examined. The first line that applies; the weights are the target's for "target", else both models':
   //
-  //   an interface failed                            integration: this follows from it
+  //   an interface above it failed                   integration: this follows from it
   //   other weights than recorded                    model
   //   weights not compared, or not all               either
   //   "target", or behind it, recorded weights       integration: configuration or arithmetic of the target
@@ -120,7 +120,7 @@ class Report {
   void Settle();
 
   const std::vector<Finding>& findings() const { return findings_; }
-  bool failed() const;
+  bool broken() const;  // an interface failed that is the integration's whatever the weights
   const Verdict verdict() const;
 
   // Facts for the heading: model folders, backend, ranks, bundle.

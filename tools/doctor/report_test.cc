@@ -59,6 +59,19 @@ TEST(BlameTest, WithTheRecordedWeightsAndEveryInterfaceAgreeingItIsTheModel) {
   }
 }
 
+// An interface that fails explains what fails behind it, and nothing before it.
+TEST(BlameTest, OtherWeightsDoNotHideTheInterfaceBehindThem) {
+  for (const Weights weights : {Weights::kUnknown, Weights::kOther}) {
+    Report report = Agreeing();
+    report.target_weights = Weights::kRecorded;
+    report.drafter_weights = weights;
+    report.Fail("fusion", "seen", "other weights of fc", Blame::kUnsettled);
+    report.Fail("masks", "seen", "full layers run causal");
+    report.Fail("draft-logits", "seen", "other numbers", Blame::kUnsettled);
+    ExpectVerdict(report, VerdictKind::kIntegration, 1, "masks");
+  }
+}
+
 // The recorded weights, and an interface that nobody saw: what counts is the acceptance beside the recorded.
 TEST(BlameTest, WithInterfacesThatNobodySawAcceptanceTells) {
   enum class Acceptance : uint8_t { kFewer, kAsRecorded, kNotRecorded };

@@ -194,6 +194,16 @@ std::optional<States> OwnStates(const Subject& subject, const SequenceRecord& re
   return own;
 }
 
+// Of taps that are copies of these states: 0 from those, and far from any other.
+TapDistances DistancesOf(const States& own, size_t states) {
+  TapDistances distances;
+  for (const int64_t state : own) {
+    distances.errors.emplace_back(states, kNoMatch);
+    distances.errors.back()[static_cast<size_t>(state)] = 0;
+  }
+  return distances;
+}
+
 // "1, 3, 5"
 std::string Layers(const States& states) {
   return absl::StrJoin(states, ", ",
@@ -304,31 +314,29 @@ absl::Status CheckTaps(const Subject& subject, const Sequences& sequences) {
   CheckTapAlignment(subject, sequences);
   CheckNextToken(subject, sequences);
   Report& report = *subject.report;
-  for (const char* id : {"tap-layer", "tap-order"}) {
-    if (subject.bundle == nullptr) {
-      report.NotChecked(id, "needs a golden bundle: our own path reads the same ids with the same code");
-    } else if (!subject.target_recorded) {
-      report.Skip(id, "the bundle was recorded with other weights of the target");
-    }
-  }
-  if (subject.bundle == nullptr || !subject.target_recorded) return absl::OkStatus();
-  DFLASH_ASSIGN_OR_RETURN(const TapDistances distances, MeasureTaps(subject, sequences));
-  if (distances.errors.empty()) {
-    for (const char* id : {"tap-layer", "tap-order"})
-      report.NotChecked(id, "the bundle holds no hidden states");
+  const auto both = [&report](void (Report::*say)(std::string_view, std::string), const std::string& why) {
+    for (const char* id : {"tap-layer", "tap-order"}) (report.*say)(id, why);
     return absl::OkStatus();
+  };
+  if (subject.bundle == nullptr) {
+    return both(&Report::NotChecked,
+                "needs a golden bundle: our own path reads the same ids with the same code");
   }
-  // Behind a target that computes something else, recorded numbers tell no layer. Its own do.
-  if (report.Of("target").outcome == Outcome::kFail) {
+  TapDistances distances;
+  if (subject.target_recorded && report.Of("target").outcome != Outcome::kFail) {
+    DFLASH_ASSIGN_OR_RETURN(distances, MeasureTaps(subject, sequences));
+    if (distances.errors.empty()) return both(&Report::NotChecked, "the bundle holds no hidden states");
+  } else {
+    // Of a target that computes something else recorded numbers tell no layer. Its own do.
+    const std::optional<States> own = OwnStates(subject, sequences.records[0]);
     const States wanted = WantedStates(subject);
-    if (OwnStates(subject, sequences.records[0]) == wanted) {
-      for (const char* id : {"tap-layer", "tap-order"}) {
-        report.Skip(id,
-                    absl::StrCat("the taps are the target's own layers ", Layers(wanted),
-                                 ", as wanted; that these are not the recorded ones is said at \"target\""));
-      }
-      return absl::OkStatus();
+    if (!own) return both(&Report::Skip, "the target computes other numbers, and its taps are none of them");
+    if (own == wanted) {
+      return both(&Report::Skip,
+                  absl::StrCat("the taps are the target's own layers ", Layers(wanted),
+                               ", as wanted; the recorded numbers are those of another target"));
     }
+    distances = DistancesOf(*own, sequences.records[0].hidden_states.size());
   }
   CheckTapLayer(subject, sequences, distances);
   CheckTapOrder(subject, sequences, distances);

@@ -20,6 +20,9 @@ struct SelfTestOptions {
   // Smallest share of the recorded tokens per round, by kind of prompt, that passes. Near ties of 16-bit
   // arithmetic move single rounds.
   double least_share = 0.8;
+  // The same where the engine's max_verify_rows cuts blocks: their rounds begin elsewhere than the recorded
+  // ones, which are counted as if they had been cut, too.
+  double least_share_of_cut = 0.5;
 };
 
 struct SelfTestReport {
@@ -27,8 +30,7 @@ struct SelfTestReport {
   std::string detail = {};  // one sentence; also what could not be judged, and why
 };
 
-// Acceptance is judged of whole blocks only, as it was recorded: where the engine's max_verify_rows cuts
-// them, contract and text are, and the detail says so. Runs the engine on the calling thread, before its Run;
+// Runs the engine on the calling thread, before its Run;
 // nothing else may be submitted. Errors: those of Engine::Step; InvalidArgument, naming bundle and prompt: no
 // prompt fits into the context or has recorded rounds, or the engine refuses one.
 absl::StatusOr<SelfTestReport> RunSelfTest(const golden::GoldenBundle& bundle,
