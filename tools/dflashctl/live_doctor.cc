@@ -634,8 +634,7 @@ void ExamineDiagnosis(const v1::GetDiagnosisResponse& before, const v1::GetDiagn
       if (finding != nullptr && !no_opinion) {
         finding->look_at =
             "What fails above. Where nothing does: dflashctl doctor --model DIR --draft-model DIR --golden "
-            "DIR "
-            "on the server's folders, which sees taps, masks, windows and positions; on a dashboard the "
+            "DIR on the server's folders, which sees taps, masks, windows and positions; on a dashboard the "
             "acceptance by position, content and origin of the context.";
       }
     } else if (report->Of("calibration").outcome != doctor::Outcome::kFail) {

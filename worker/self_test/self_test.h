@@ -27,12 +27,12 @@ struct SelfTestOptions {
 
 struct SelfTestReport {
   bool passed = false;
-  std::string detail = {};  // one sentence; also what could not be judged, and why
+  std::string detail = {};  // one sentence
 };
 
-// Runs the engine on the calling thread, before its Run;
-// nothing else may be submitted. Errors: those of Engine::Step; InvalidArgument, naming bundle and prompt: no
-// prompt fits into the context or has recorded rounds, or the engine refuses one.
+// Runs the engine on the calling thread, before its Run; nothing else may be submitted. Errors: those of
+// Engine::Step; InvalidArgument, naming bundle and prompt: no prompt fits into the context or has recorded
+// rounds, or the engine refuses one.
 absl::StatusOr<SelfTestReport> RunSelfTest(const golden::GoldenBundle& bundle,
                                            const FeatureContract& contract, const SelfTestOptions& options,
                                            Engine* engine);
