@@ -77,7 +77,11 @@ int64_t LinearGrain(int64_t blocks, int64_t rows, int64_t depth, int threads) {
   const int64_t fair = CeilDiv(blocks, threads * kPartsPerThread);
   const int64_t grain = std::max(fair, CeilDiv(kMultiplicationsPerPart, kLinearBlock * depth * rows));
   // The tiles of few rows hold up to four blocks.
-  return rows <= kFewRows && grain > 2 ? CeilDiv(grain, 4) * 4 : grain;
+  const int64_t tiled = rows <= kFewRows && grain > 1 ? CeilDiv(grain, 4) * 4 : grain;
+  // Of few parts every thread gets equally many: a share more for one of them would be what all wait for.
+  const int64_t parts = CeilDiv(blocks, tiled);
+  if (parts <= threads || parts >= 4 * threads || parts % threads == 0) return tiled;
+  return CeilDiv(blocks, parts / threads * threads);
 }
 
 void RunLinearPart(const ConstMatrixView& x, const LinearWeight& w, const LinearPart& part,

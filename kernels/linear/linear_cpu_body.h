@@ -98,11 +98,15 @@ DFLASH_SIMD_INLINE void TileOfColumns(const LinearTask& task, int64_t row, int64
       for (int v = 0; v < 2 * B; ++v) sum[r][v] = columns.Get(first_y + r * task.y_stride, v);
     }
   }
+  // Towards the end of these blocks the next ones begin: B blocks on, where k begins.
+  const int64_t last_ahead = k_end - kPrefetchBytes / step;
+  int64_t ahead = kPrefetchBytes;
   for (int64_t k = k_begin; k < k_end; ++k) {
+    if (k == last_ahead) ahead += (B * depth - (k_end - k_begin)) * step;
     F32x16 weight[2 * B];
 #pragma GCC unroll 8
     for (int b = 0; b < B; ++b) {
-      __builtin_prefetch(w[b] + kPrefetchBytes);
+      __builtin_prefetch(w[b] + ahead);
       Weights::Load32(w[b], &weight[2 * b], &weight[2 * b + 1]);
       w[b] += step;
     }

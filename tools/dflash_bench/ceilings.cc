@@ -19,24 +19,34 @@ volatile float sink;  // keeps results alive
 
 }  // namespace
 
-double ReadRate(int64_t bytes, const Stream& stream, int repeats) {
+Reading::Reading(int64_t bytes, int64_t loop_bytes, const Stream& stream) : stream_(&stream) {
   // The parts of a loop go to whichever thread is free, so they are small enough to share the work evenly and
   // large enough that a reader can run ahead.
   constexpr int64_t kPiece = 64 << 10;
-  const int64_t pieces = std::max<int64_t>(ThreadsOf(stream).threads(), bytes / kPiece);
-  const int64_t piece = bytes / pieces / 512 * 512;
-  DFLASH_CHECK(piece > 0);
-  absl::StatusOr<Buffer> buffer = Buffer::Allocate(pieces * piece, stream);
+  const int64_t threads = ThreadsOf(stream).threads();
+  loops_ = bytes / loop_bytes;
+  pieces_ = std::max<int64_t>(1, loop_bytes / kPiece / threads) * threads;
+  piece_ = loop_bytes / pieces_ / 512 * 512;
+  DFLASH_CHECK(loops_ > 0 && piece_ > 0);
+  absl::StatusOr<Buffer> buffer = Buffer::Allocate(loops_ * pieces_ * piece_, stream);
   DFLASH_CHECK(buffer.ok());
-  std::fill_n(buffer->As<int32_t>(), buffer->bytes() / 4, 0x3f800001);
-  const auto read = [&] {
-    ParallelFor(stream, pieces, std::max<int64_t>(1, pieces / (4 * ThreadsOf(stream).threads())),
-                [&](int64_t begin, int64_t end) {
-                  sink = static_cast<float>(
-                      Kernels().read(buffer->As<char>() + begin * piece, (end - begin) * piece));
-                });
-  };
-  return 1 / TimeMedian(read, static_cast<double>(buffer->bytes()), repeats);
+  buffer_ = *std::move(buffer);
+  std::fill_n(buffer_.As<int32_t>(), buffer_.bytes() / 4, 0x3f800001);
+}
+
+void Reading::Run() const {
+  const int64_t grain = std::max<int64_t>(1, pieces_ / (4 * ThreadsOf(*stream_).threads()));
+  for (int64_t loop = 0; loop < loops_; ++loop) {
+    const char* data = buffer_.As<char>() + loop * pieces_ * piece_;
+    ParallelFor(*stream_, pieces_, grain, [&](int64_t begin, int64_t end) {
+      sink = static_cast<float>(Kernels().read(data + begin * piece_, (end - begin) * piece_));
+    });
+  }
+}
+
+double ReadRate(int64_t bytes, const Stream& stream, int repeats) {
+  const Reading reading(bytes, bytes, stream);
+  return 1 / TimeMedian([&] { reading.Run(); }, reading.bytes(), repeats);
 }
 
 double MultiplyAddRate(const Stream& stream, int repeats) {

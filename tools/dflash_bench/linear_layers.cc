@@ -143,11 +143,21 @@ int64_t LayerStack::calls() const { return static_cast<int64_t>(impl_->layers.si
 
 namespace {
 
-void MeasureOneRow(const std::string& name, const LayerStack& stack, double ceiling, int repeats,
+// In turns with reading as many bytes, in one loop and in loops of a layer each.
+void MeasureOneRow(const std::string& name, const LayerStack& stack, const Stream& stream, int repeats,
                    Report& report) {
-  const double seconds = TimeMedian([&] { stack.RunLinear(); }, static_cast<double>(stack.calls()), repeats);
-  const double rate = stack.weight_bytes() / static_cast<double>(stack.calls()) / seconds;
-  report.Add({name, {{"us", seconds * 1e6}, {"GB/s", rate * 1e-9}, {"% of read", 100 * rate / ceiling}}});
+  const auto bytes = static_cast<int64_t>(stack.weight_bytes());
+  const Reading whole(bytes, bytes, stream), in_loops(bytes, bytes / stack.calls(), stream);
+  const std::vector<Timing> timings = TimeInTurn({{[&] { stack.RunLinear(); }, stack.weight_bytes(), [] {}},
+                                                  {[&] { whole.Run(); }, whole.bytes(), [] {}},
+                                                  {[&] { in_loops.Run(); }, in_loops.bytes(), [] {}}},
+                                                 repeats);
+  const double seconds = timings[0].median();  // a byte
+  report.Add({name,
+              {{"us", seconds * stack.weight_bytes() / static_cast<double>(stack.calls()) * 1e6},
+               {"GB/s", 1e-9 / seconds},
+               {"% of read", 100 * MedianRatio(timings[1], timings[0])},
+               {"% in loops", 100 * MedianRatio(timings[2], timings[0])}}});
 }
 
 void MeasureBlock(const std::string& name, const LayerStack& stack, double peak, int repeats,
@@ -194,8 +204,7 @@ void MeasureLinearLayers(const TargetConfig& target, const DraftConfig* draft, i
     const auto measure = [&](const std::string& name, const std::vector<LayerCall>& calls) {
       const LayerStack stack(calls, stream);
       if (rows == 1) {
-        const double ceiling = ReadRate(static_cast<int64_t>(stack.weight_bytes()), stream, repeats);
-        MeasureOneRow(name, stack, ceiling, repeats, report);
+        MeasureOneRow(name, stack, stream, repeats, report);
       } else {
         MeasureBlock(name, stack, peak, repeats, report);
       }
