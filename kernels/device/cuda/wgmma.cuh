@@ -77,479 +77,113 @@ __device__ __forceinline__ void WgmmaWait() {
 template <int N>
 struct Wgmma;
 
-template <>
-struct Wgmma<8> {
-  static __device__ __forceinline__ void Run(float (&d)[4], uint64_t a, uint64_t b, int accumulate) {
-#ifdef DFLASH_HAS_WGMMA
-    // clang-format off
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "setp.ne.b32 p, %6, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {"
-        "%0,%1,%2,%3"
-        "}, %4, %5, p, 1, 1, 0, 0;\n"
-        "}"
-        : "+f"(d[0]),"+f"(d[1]),"+f"(d[2]),"+f"(d[3])
-        : "l"(a), "l"(b), "r"(accumulate));
-    // clang-format on
-#endif
-  }
-};
-
-template <>
-struct Wgmma<16> {
-  static __device__ __forceinline__ void Run(float (&d)[8], uint64_t a, uint64_t b, int accumulate) {
-#ifdef DFLASH_HAS_WGMMA
-    // clang-format off
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "setp.ne.b32 p, %10, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7"
-        "}, %8, %9, p, 1, 1, 0, 0;\n"
-        "}"
-        : "+f"(d[0]),"+f"(d[1]),"+f"(d[2]),"+f"(d[3]),"+f"(d[4]),"+f"(d[5]),"+f"(d[6]),"+f"(d[7])
-        : "l"(a), "l"(b), "r"(accumulate));
-    // clang-format on
-#endif
-  }
-};
-
-template <>
-struct Wgmma<32> {
-  static __device__ __forceinline__ void Run(float (&d)[16], uint64_t a, uint64_t b, int accumulate) {
-#ifdef DFLASH_HAS_WGMMA
-    // clang-format off
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "setp.ne.b32 p, %18, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
-        "}, %16, %17, p, 1, 1, 0, 0;\n"
-        "}"
-        : "+f"(d[0]),"+f"(d[1]),"+f"(d[2]),"+f"(d[3]),"+f"(d[4]),"+f"(d[5]),"+f"(d[6]),"+f"(d[7]),
-          "+f"(d[8]),"+f"(d[9]),"+f"(d[10]),"+f"(d[11]),"+f"(d[12]),"+f"(d[13]),"+f"(d[14]),"+f"(d[15])
-        : "l"(a), "l"(b), "r"(accumulate));
-    // clang-format on
-#endif
-  }
-};
-
-template <>
-struct Wgmma<48> {
-  static __device__ __forceinline__ void Run(float (&d)[24], uint64_t a, uint64_t b, int accumulate) {
-#ifdef DFLASH_HAS_WGMMA
-    // clang-format off
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "setp.ne.b32 p, %26, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-        "%16,%17,%18,%19,%20,%21,%22,%23"
-        "}, %24, %25, p, 1, 1, 0, 0;\n"
-        "}"
-        : "+f"(d[0]),"+f"(d[1]),"+f"(d[2]),"+f"(d[3]),"+f"(d[4]),"+f"(d[5]),"+f"(d[6]),"+f"(d[7]),
-          "+f"(d[8]),"+f"(d[9]),"+f"(d[10]),"+f"(d[11]),"+f"(d[12]),"+f"(d[13]),"+f"(d[14]),"+f"(d[15]),
-          "+f"(d[16]),"+f"(d[17]),"+f"(d[18]),"+f"(d[19]),"+f"(d[20]),"+f"(d[21]),"+f"(d[22]),"+f"(d[23])
-        : "l"(a), "l"(b), "r"(accumulate));
-    // clang-format on
-#endif
-  }
-};
-
-template <>
-struct Wgmma<64> {
-  static __device__ __forceinline__ void Run(float (&d)[32], uint64_t a, uint64_t b, int accumulate) {
-#ifdef DFLASH_HAS_WGMMA
-    // clang-format off
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "setp.ne.b32 p, %34, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-        "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
-        "}, %32, %33, p, 1, 1, 0, 0;\n"
-        "}"
-        : "+f"(d[0]),"+f"(d[1]),"+f"(d[2]),"+f"(d[3]),"+f"(d[4]),"+f"(d[5]),"+f"(d[6]),"+f"(d[7]),
-          "+f"(d[8]),"+f"(d[9]),"+f"(d[10]),"+f"(d[11]),"+f"(d[12]),"+f"(d[13]),"+f"(d[14]),"+f"(d[15]),
-          "+f"(d[16]),"+f"(d[17]),"+f"(d[18]),"+f"(d[19]),"+f"(d[20]),"+f"(d[21]),"+f"(d[22]),"+f"(d[23]),
-          "+f"(d[24]),"+f"(d[25]),"+f"(d[26]),"+f"(d[27]),"+f"(d[28]),"+f"(d[29]),"+f"(d[30]),"+f"(d[31])
-        : "l"(a), "l"(b), "r"(accumulate));
-    // clang-format on
-#endif
-  }
-};
-
-template <>
-struct Wgmma<80> {
-  static __device__ __forceinline__ void Run(float (&d)[40], uint64_t a, uint64_t b, int accumulate) {
-#ifdef DFLASH_HAS_WGMMA
-    // clang-format off
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "setp.ne.b32 p, %42, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n80k16.f32.bf16.bf16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-        "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-        "%32,%33,%34,%35,%36,%37,%38,%39"
-        "}, %40, %41, p, 1, 1, 0, 0;\n"
-        "}"
-        : "+f"(d[0]),"+f"(d[1]),"+f"(d[2]),"+f"(d[3]),"+f"(d[4]),"+f"(d[5]),"+f"(d[6]),"+f"(d[7]),
-          "+f"(d[8]),"+f"(d[9]),"+f"(d[10]),"+f"(d[11]),"+f"(d[12]),"+f"(d[13]),"+f"(d[14]),"+f"(d[15]),
-          "+f"(d[16]),"+f"(d[17]),"+f"(d[18]),"+f"(d[19]),"+f"(d[20]),"+f"(d[21]),"+f"(d[22]),"+f"(d[23]),
-          "+f"(d[24]),"+f"(d[25]),"+f"(d[26]),"+f"(d[27]),"+f"(d[28]),"+f"(d[29]),"+f"(d[30]),"+f"(d[31]),
-          "+f"(d[32]),"+f"(d[33]),"+f"(d[34]),"+f"(d[35]),"+f"(d[36]),"+f"(d[37]),"+f"(d[38]),"+f"(d[39])
-        : "l"(a), "l"(b), "r"(accumulate));
-    // clang-format on
-#endif
-  }
-};
-
-template <>
-struct Wgmma<96> {
-  static __device__ __forceinline__ void Run(float (&d)[48], uint64_t a, uint64_t b, int accumulate) {
-#ifdef DFLASH_HAS_WGMMA
-    // clang-format off
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "setp.ne.b32 p, %50, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-        "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
-        "}, %48, %49, p, 1, 1, 0, 0;\n"
-        "}"
-        : "+f"(d[0]),"+f"(d[1]),"+f"(d[2]),"+f"(d[3]),"+f"(d[4]),"+f"(d[5]),"+f"(d[6]),"+f"(d[7]),
-          "+f"(d[8]),"+f"(d[9]),"+f"(d[10]),"+f"(d[11]),"+f"(d[12]),"+f"(d[13]),"+f"(d[14]),"+f"(d[15]),
-          "+f"(d[16]),"+f"(d[17]),"+f"(d[18]),"+f"(d[19]),"+f"(d[20]),"+f"(d[21]),"+f"(d[22]),"+f"(d[23]),
-          "+f"(d[24]),"+f"(d[25]),"+f"(d[26]),"+f"(d[27]),"+f"(d[28]),"+f"(d[29]),"+f"(d[30]),"+f"(d[31]),
-          "+f"(d[32]),"+f"(d[33]),"+f"(d[34]),"+f"(d[35]),"+f"(d[36]),"+f"(d[37]),"+f"(d[38]),"+f"(d[39]),
-          "+f"(d[40]),"+f"(d[41]),"+f"(d[42]),"+f"(d[43]),"+f"(d[44]),"+f"(d[45]),"+f"(d[46]),"+f"(d[47])
-        : "l"(a), "l"(b), "r"(accumulate));
-    // clang-format on
-#endif
-  }
-};
-
-template <>
-struct Wgmma<112> {
-  static __device__ __forceinline__ void Run(float (&d)[56], uint64_t a, uint64_t b, int accumulate) {
-#ifdef DFLASH_HAS_WGMMA
-    // clang-format off
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "setp.ne.b32 p, %58, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n112k16.f32.bf16.bf16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-        "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
-        "%48,%49,%50,%51,%52,%53,%54,%55"
-        "}, %56, %57, p, 1, 1, 0, 0;\n"
-        "}"
-        : "+f"(d[0]),"+f"(d[1]),"+f"(d[2]),"+f"(d[3]),"+f"(d[4]),"+f"(d[5]),"+f"(d[6]),"+f"(d[7]),
-          "+f"(d[8]),"+f"(d[9]),"+f"(d[10]),"+f"(d[11]),"+f"(d[12]),"+f"(d[13]),"+f"(d[14]),"+f"(d[15]),
-          "+f"(d[16]),"+f"(d[17]),"+f"(d[18]),"+f"(d[19]),"+f"(d[20]),"+f"(d[21]),"+f"(d[22]),"+f"(d[23]),
-          "+f"(d[24]),"+f"(d[25]),"+f"(d[26]),"+f"(d[27]),"+f"(d[28]),"+f"(d[29]),"+f"(d[30]),"+f"(d[31]),
-          "+f"(d[32]),"+f"(d[33]),"+f"(d[34]),"+f"(d[35]),"+f"(d[36]),"+f"(d[37]),"+f"(d[38]),"+f"(d[39]),
-          "+f"(d[40]),"+f"(d[41]),"+f"(d[42]),"+f"(d[43]),"+f"(d[44]),"+f"(d[45]),"+f"(d[46]),"+f"(d[47]),
-          "+f"(d[48]),"+f"(d[49]),"+f"(d[50]),"+f"(d[51]),"+f"(d[52]),"+f"(d[53]),"+f"(d[54]),"+f"(d[55])
-        : "l"(a), "l"(b), "r"(accumulate));
-    // clang-format on
-#endif
-  }
-};
-
-template <>
-struct Wgmma<128> {
-  static __device__ __forceinline__ void Run(float (&d)[64], uint64_t a, uint64_t b, int accumulate) {
-#ifdef DFLASH_HAS_WGMMA
-    // clang-format off
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "setp.ne.b32 p, %66, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-        "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
-        "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
-        "}, %64, %65, p, 1, 1, 0, 0;\n"
-        "}"
-        : "+f"(d[0]),"+f"(d[1]),"+f"(d[2]),"+f"(d[3]),"+f"(d[4]),"+f"(d[5]),"+f"(d[6]),"+f"(d[7]),
-          "+f"(d[8]),"+f"(d[9]),"+f"(d[10]),"+f"(d[11]),"+f"(d[12]),"+f"(d[13]),"+f"(d[14]),"+f"(d[15]),
-          "+f"(d[16]),"+f"(d[17]),"+f"(d[18]),"+f"(d[19]),"+f"(d[20]),"+f"(d[21]),"+f"(d[22]),"+f"(d[23]),
-          "+f"(d[24]),"+f"(d[25]),"+f"(d[26]),"+f"(d[27]),"+f"(d[28]),"+f"(d[29]),"+f"(d[30]),"+f"(d[31]),
-          "+f"(d[32]),"+f"(d[33]),"+f"(d[34]),"+f"(d[35]),"+f"(d[36]),"+f"(d[37]),"+f"(d[38]),"+f"(d[39]),
-          "+f"(d[40]),"+f"(d[41]),"+f"(d[42]),"+f"(d[43]),"+f"(d[44]),"+f"(d[45]),"+f"(d[46]),"+f"(d[47]),
-          "+f"(d[48]),"+f"(d[49]),"+f"(d[50]),"+f"(d[51]),"+f"(d[52]),"+f"(d[53]),"+f"(d[54]),"+f"(d[55]),
-          "+f"(d[56]),"+f"(d[57]),"+f"(d[58]),"+f"(d[59]),"+f"(d[60]),"+f"(d[61]),"+f"(d[62]),"+f"(d[63])
-        : "l"(a), "l"(b), "r"(accumulate));
-    // clang-format on
-#endif
-  }
-};
-
-template <>
-struct Wgmma<160> {
-  static __device__ __forceinline__ void Run(float (&d)[80], uint64_t a, uint64_t b, int accumulate) {
-#ifdef DFLASH_HAS_WGMMA
-    // clang-format off
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "setp.ne.b32 p, %82, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n160k16.f32.bf16.bf16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-        "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
-        "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,"
-        "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"
-        "}, %80, %81, p, 1, 1, 0, 0;\n"
-        "}"
-        : "+f"(d[0]),"+f"(d[1]),"+f"(d[2]),"+f"(d[3]),"+f"(d[4]),"+f"(d[5]),"+f"(d[6]),"+f"(d[7]),
-          "+f"(d[8]),"+f"(d[9]),"+f"(d[10]),"+f"(d[11]),"+f"(d[12]),"+f"(d[13]),"+f"(d[14]),"+f"(d[15]),
-          "+f"(d[16]),"+f"(d[17]),"+f"(d[18]),"+f"(d[19]),"+f"(d[20]),"+f"(d[21]),"+f"(d[22]),"+f"(d[23]),
-          "+f"(d[24]),"+f"(d[25]),"+f"(d[26]),"+f"(d[27]),"+f"(d[28]),"+f"(d[29]),"+f"(d[30]),"+f"(d[31]),
-          "+f"(d[32]),"+f"(d[33]),"+f"(d[34]),"+f"(d[35]),"+f"(d[36]),"+f"(d[37]),"+f"(d[38]),"+f"(d[39]),
-          "+f"(d[40]),"+f"(d[41]),"+f"(d[42]),"+f"(d[43]),"+f"(d[44]),"+f"(d[45]),"+f"(d[46]),"+f"(d[47]),
-          "+f"(d[48]),"+f"(d[49]),"+f"(d[50]),"+f"(d[51]),"+f"(d[52]),"+f"(d[53]),"+f"(d[54]),"+f"(d[55]),
-          "+f"(d[56]),"+f"(d[57]),"+f"(d[58]),"+f"(d[59]),"+f"(d[60]),"+f"(d[61]),"+f"(d[62]),"+f"(d[63]),
-          "+f"(d[64]),"+f"(d[65]),"+f"(d[66]),"+f"(d[67]),"+f"(d[68]),"+f"(d[69]),"+f"(d[70]),"+f"(d[71]),
-          "+f"(d[72]),"+f"(d[73]),"+f"(d[74]),"+f"(d[75]),"+f"(d[76]),"+f"(d[77]),"+f"(d[78]),"+f"(d[79])
-        : "l"(a), "l"(b), "r"(accumulate));
-    // clang-format on
-#endif
-  }
-};
-
-template <>
-struct Wgmma<192> {
-  static __device__ __forceinline__ void Run(float (&d)[96], uint64_t a, uint64_t b, int accumulate) {
-#ifdef DFLASH_HAS_WGMMA
-    // clang-format off
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "setp.ne.b32 p, %98, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-        "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
-        "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,"
-        "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,"
-        "%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
-        "}, %96, %97, p, 1, 1, 0, 0;\n"
-        "}"
-        : "+f"(d[0]),"+f"(d[1]),"+f"(d[2]),"+f"(d[3]),"+f"(d[4]),"+f"(d[5]),"+f"(d[6]),"+f"(d[7]),
-          "+f"(d[8]),"+f"(d[9]),"+f"(d[10]),"+f"(d[11]),"+f"(d[12]),"+f"(d[13]),"+f"(d[14]),"+f"(d[15]),
-          "+f"(d[16]),"+f"(d[17]),"+f"(d[18]),"+f"(d[19]),"+f"(d[20]),"+f"(d[21]),"+f"(d[22]),"+f"(d[23]),
-          "+f"(d[24]),"+f"(d[25]),"+f"(d[26]),"+f"(d[27]),"+f"(d[28]),"+f"(d[29]),"+f"(d[30]),"+f"(d[31]),
-          "+f"(d[32]),"+f"(d[33]),"+f"(d[34]),"+f"(d[35]),"+f"(d[36]),"+f"(d[37]),"+f"(d[38]),"+f"(d[39]),
-          "+f"(d[40]),"+f"(d[41]),"+f"(d[42]),"+f"(d[43]),"+f"(d[44]),"+f"(d[45]),"+f"(d[46]),"+f"(d[47]),
-          "+f"(d[48]),"+f"(d[49]),"+f"(d[50]),"+f"(d[51]),"+f"(d[52]),"+f"(d[53]),"+f"(d[54]),"+f"(d[55]),
-          "+f"(d[56]),"+f"(d[57]),"+f"(d[58]),"+f"(d[59]),"+f"(d[60]),"+f"(d[61]),"+f"(d[62]),"+f"(d[63]),
-          "+f"(d[64]),"+f"(d[65]),"+f"(d[66]),"+f"(d[67]),"+f"(d[68]),"+f"(d[69]),"+f"(d[70]),"+f"(d[71]),
-          "+f"(d[72]),"+f"(d[73]),"+f"(d[74]),"+f"(d[75]),"+f"(d[76]),"+f"(d[77]),"+f"(d[78]),"+f"(d[79]),
-          "+f"(d[80]),"+f"(d[81]),"+f"(d[82]),"+f"(d[83]),"+f"(d[84]),"+f"(d[85]),"+f"(d[86]),"+f"(d[87]),
-          "+f"(d[88]),"+f"(d[89]),"+f"(d[90]),"+f"(d[91]),"+f"(d[92]),"+f"(d[93]),"+f"(d[94]),"+f"(d[95])
-        : "l"(a), "l"(b), "r"(accumulate));
-    // clang-format on
-#endif
-  }
-};
-
-template <>
-struct Wgmma<224> {
-  static __device__ __forceinline__ void Run(float (&d)[112], uint64_t a, uint64_t b, int accumulate) {
-#ifdef DFLASH_HAS_WGMMA
-    // clang-format off
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "setp.ne.b32 p, %114, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n224k16.f32.bf16.bf16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-        "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
-        "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,"
-        "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,"
-        "%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,"
-        "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111"
-        "}, %112, %113, p, 1, 1, 0, 0;\n"
-        "}"
-        : "+f"(d[0]),"+f"(d[1]),"+f"(d[2]),"+f"(d[3]),"+f"(d[4]),"+f"(d[5]),"+f"(d[6]),"+f"(d[7]),
-          "+f"(d[8]),"+f"(d[9]),"+f"(d[10]),"+f"(d[11]),"+f"(d[12]),"+f"(d[13]),"+f"(d[14]),"+f"(d[15]),
-          "+f"(d[16]),"+f"(d[17]),"+f"(d[18]),"+f"(d[19]),"+f"(d[20]),"+f"(d[21]),"+f"(d[22]),"+f"(d[23]),
-          "+f"(d[24]),"+f"(d[25]),"+f"(d[26]),"+f"(d[27]),"+f"(d[28]),"+f"(d[29]),"+f"(d[30]),"+f"(d[31]),
-          "+f"(d[32]),"+f"(d[33]),"+f"(d[34]),"+f"(d[35]),"+f"(d[36]),"+f"(d[37]),"+f"(d[38]),"+f"(d[39]),
-          "+f"(d[40]),"+f"(d[41]),"+f"(d[42]),"+f"(d[43]),"+f"(d[44]),"+f"(d[45]),"+f"(d[46]),"+f"(d[47]),
-          "+f"(d[48]),"+f"(d[49]),"+f"(d[50]),"+f"(d[51]),"+f"(d[52]),"+f"(d[53]),"+f"(d[54]),"+f"(d[55]),
-          "+f"(d[56]),"+f"(d[57]),"+f"(d[58]),"+f"(d[59]),"+f"(d[60]),"+f"(d[61]),"+f"(d[62]),"+f"(d[63]),
-          "+f"(d[64]),"+f"(d[65]),"+f"(d[66]),"+f"(d[67]),"+f"(d[68]),"+f"(d[69]),"+f"(d[70]),"+f"(d[71]),
-          "+f"(d[72]),"+f"(d[73]),"+f"(d[74]),"+f"(d[75]),"+f"(d[76]),"+f"(d[77]),"+f"(d[78]),"+f"(d[79]),
-          "+f"(d[80]),"+f"(d[81]),"+f"(d[82]),"+f"(d[83]),"+f"(d[84]),"+f"(d[85]),"+f"(d[86]),"+f"(d[87]),
-          "+f"(d[88]),"+f"(d[89]),"+f"(d[90]),"+f"(d[91]),"+f"(d[92]),"+f"(d[93]),"+f"(d[94]),"+f"(d[95]),
-          "+f"(d[96]),"+f"(d[97]),"+f"(d[98]),"+f"(d[99]),"+f"(d[100]),"+f"(d[101]),"+f"(d[102]),"+f"(d[103]),
-          "+f"(d[104]),"+f"(d[105]),"+f"(d[106]),"+f"(d[107]),"+f"(d[108]),"+f"(d[109]),"+f"(d[110]),"+f"(d[111])
-        : "l"(a), "l"(b), "r"(accumulate));
-    // clang-format on
-#endif
-  }
-};
-
-template <>
-struct Wgmma<256> {
-  static __device__ __forceinline__ void Run(float (&d)[128], uint64_t a, uint64_t b, int accumulate) {
-#ifdef DFLASH_HAS_WGMMA
-    // clang-format off
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "setp.ne.b32 p, %130, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-        "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
-        "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,"
-        "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,"
-        "%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,"
-        "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,"
-        "%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
-        "}, %128, %129, p, 1, 1, 0, 0;\n"
-        "}"
-        : "+f"(d[0]),"+f"(d[1]),"+f"(d[2]),"+f"(d[3]),"+f"(d[4]),"+f"(d[5]),"+f"(d[6]),"+f"(d[7]),
-          "+f"(d[8]),"+f"(d[9]),"+f"(d[10]),"+f"(d[11]),"+f"(d[12]),"+f"(d[13]),"+f"(d[14]),"+f"(d[15]),
-          "+f"(d[16]),"+f"(d[17]),"+f"(d[18]),"+f"(d[19]),"+f"(d[20]),"+f"(d[21]),"+f"(d[22]),"+f"(d[23]),
-          "+f"(d[24]),"+f"(d[25]),"+f"(d[26]),"+f"(d[27]),"+f"(d[28]),"+f"(d[29]),"+f"(d[30]),"+f"(d[31]),
-          "+f"(d[32]),"+f"(d[33]),"+f"(d[34]),"+f"(d[35]),"+f"(d[36]),"+f"(d[37]),"+f"(d[38]),"+f"(d[39]),
-          "+f"(d[40]),"+f"(d[41]),"+f"(d[42]),"+f"(d[43]),"+f"(d[44]),"+f"(d[45]),"+f"(d[46]),"+f"(d[47]),
-          "+f"(d[48]),"+f"(d[49]),"+f"(d[50]),"+f"(d[51]),"+f"(d[52]),"+f"(d[53]),"+f"(d[54]),"+f"(d[55]),
-          "+f"(d[56]),"+f"(d[57]),"+f"(d[58]),"+f"(d[59]),"+f"(d[60]),"+f"(d[61]),"+f"(d[62]),"+f"(d[63]),
-          "+f"(d[64]),"+f"(d[65]),"+f"(d[66]),"+f"(d[67]),"+f"(d[68]),"+f"(d[69]),"+f"(d[70]),"+f"(d[71]),
-          "+f"(d[72]),"+f"(d[73]),"+f"(d[74]),"+f"(d[75]),"+f"(d[76]),"+f"(d[77]),"+f"(d[78]),"+f"(d[79]),
-          "+f"(d[80]),"+f"(d[81]),"+f"(d[82]),"+f"(d[83]),"+f"(d[84]),"+f"(d[85]),"+f"(d[86]),"+f"(d[87]),
-          "+f"(d[88]),"+f"(d[89]),"+f"(d[90]),"+f"(d[91]),"+f"(d[92]),"+f"(d[93]),"+f"(d[94]),"+f"(d[95]),
-          "+f"(d[96]),"+f"(d[97]),"+f"(d[98]),"+f"(d[99]),"+f"(d[100]),"+f"(d[101]),"+f"(d[102]),"+f"(d[103]),
-          "+f"(d[104]),"+f"(d[105]),"+f"(d[106]),"+f"(d[107]),"+f"(d[108]),"+f"(d[109]),"+f"(d[110]),"+f"(d[111]),
-          "+f"(d[112]),"+f"(d[113]),"+f"(d[114]),"+f"(d[115]),"+f"(d[116]),"+f"(d[117]),"+f"(d[118]),"+f"(d[119]),
-          "+f"(d[120]),"+f"(d[121]),"+f"(d[122]),"+f"(d[123]),"+f"(d[124]),"+f"(d[125]),"+f"(d[126]),"+f"(d[127])
-        : "l"(a), "l"(b), "r"(accumulate));
-    // clang-format on
-#endif
-  }
-};
-
 // The same with a in registers, as pairs of bf16, and b stored with k as its rows: d += a b for b[16, N].
 // a: in thread t of the warpgroup (warp w, lane l), a[i] is row 16 w + l / 4 + 8 (i mod 2), columns
 // 8 (i / 2) + 2 (l mod 4) and the next: what rounding two neighbouring blocks of 8 columns of a d gives.
 template <int N>
 struct WgmmaRegisters;
 
-template <>
-struct WgmmaRegisters<64> {
-  static __device__ __forceinline__ void Run(float (&d)[32], const uint32_t (&a)[4], uint64_t b,
-                                             int accumulate) {
-#ifdef DFLASH_HAS_WGMMA
-    // clang-format off
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "setp.ne.b32 p, %37, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-        "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
-        "}, {%32,%33,%34,%35}, %36, p, 1, 1, 1;\n"
-        "}"
-        : "+f"(d[0]),"+f"(d[1]),"+f"(d[2]),"+f"(d[3]),"+f"(d[4]),"+f"(d[5]),"+f"(d[6]),"+f"(d[7]),
-          "+f"(d[8]),"+f"(d[9]),"+f"(d[10]),"+f"(d[11]),"+f"(d[12]),"+f"(d[13]),"+f"(d[14]),"+f"(d[15]),
-          "+f"(d[16]),"+f"(d[17]),"+f"(d[18]),"+f"(d[19]),"+f"(d[20]),"+f"(d[21]),"+f"(d[22]),"+f"(d[23]),
-          "+f"(d[24]),"+f"(d[25]),"+f"(d[26]),"+f"(d[27]),"+f"(d[28]),"+f"(d[29]),"+f"(d[30]),"+f"(d[31])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
-    // clang-format on
-#endif
-  }
-};
+// An instruction names every register of d, N / 2 of them: as %0, %1, ... in its text, and as operands behind it.
+// clang-format off
+#define DFLASH_NAMES_4 "%0,%1,%2,%3"
+#define DFLASH_NAMES_8 DFLASH_NAMES_4 ",%4,%5,%6,%7"
+#define DFLASH_NAMES_16 DFLASH_NAMES_8 ",%8,%9,%10,%11,%12,%13,%14,%15"
+#define DFLASH_NAMES_24 DFLASH_NAMES_16 ",%16,%17,%18,%19,%20,%21,%22,%23"
+#define DFLASH_NAMES_32 DFLASH_NAMES_24 ",%24,%25,%26,%27,%28,%29,%30,%31"
+#define DFLASH_NAMES_40 DFLASH_NAMES_32 ",%32,%33,%34,%35,%36,%37,%38,%39"
+#define DFLASH_NAMES_48 DFLASH_NAMES_40 ",%40,%41,%42,%43,%44,%45,%46,%47"
+#define DFLASH_NAMES_56 DFLASH_NAMES_48 ",%48,%49,%50,%51,%52,%53,%54,%55"
+#define DFLASH_NAMES_64 DFLASH_NAMES_56 ",%56,%57,%58,%59,%60,%61,%62,%63"
+#define DFLASH_NAMES_72 DFLASH_NAMES_64 ",%64,%65,%66,%67,%68,%69,%70,%71"
+#define DFLASH_NAMES_80 DFLASH_NAMES_72 ",%72,%73,%74,%75,%76,%77,%78,%79"
+#define DFLASH_NAMES_88 DFLASH_NAMES_80 ",%80,%81,%82,%83,%84,%85,%86,%87"
+#define DFLASH_NAMES_96 DFLASH_NAMES_88 ",%88,%89,%90,%91,%92,%93,%94,%95"
+#define DFLASH_NAMES_104 DFLASH_NAMES_96 ",%96,%97,%98,%99,%100,%101,%102,%103"
+#define DFLASH_NAMES_112 DFLASH_NAMES_104 ",%104,%105,%106,%107,%108,%109,%110,%111"
+#define DFLASH_NAMES_120 DFLASH_NAMES_112 ",%112,%113,%114,%115,%116,%117,%118,%119"
+#define DFLASH_NAMES_128 DFLASH_NAMES_120 ",%120,%121,%122,%123,%124,%125,%126,%127"
 
-template <>
-struct WgmmaRegisters<128> {
-  static __device__ __forceinline__ void Run(float (&d)[64], const uint32_t (&a)[4], uint64_t b,
-                                             int accumulate) {
-#ifdef DFLASH_HAS_WGMMA
-    // clang-format off
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "setp.ne.b32 p, %69, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-        "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
-        "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
-        "}, {%64,%65,%66,%67}, %68, p, 1, 1, 1;\n"
-        "}"
-        : "+f"(d[0]),"+f"(d[1]),"+f"(d[2]),"+f"(d[3]),"+f"(d[4]),"+f"(d[5]),"+f"(d[6]),"+f"(d[7]),
-          "+f"(d[8]),"+f"(d[9]),"+f"(d[10]),"+f"(d[11]),"+f"(d[12]),"+f"(d[13]),"+f"(d[14]),"+f"(d[15]),
-          "+f"(d[16]),"+f"(d[17]),"+f"(d[18]),"+f"(d[19]),"+f"(d[20]),"+f"(d[21]),"+f"(d[22]),"+f"(d[23]),
-          "+f"(d[24]),"+f"(d[25]),"+f"(d[26]),"+f"(d[27]),"+f"(d[28]),"+f"(d[29]),"+f"(d[30]),"+f"(d[31]),
-          "+f"(d[32]),"+f"(d[33]),"+f"(d[34]),"+f"(d[35]),"+f"(d[36]),"+f"(d[37]),"+f"(d[38]),"+f"(d[39]),
-          "+f"(d[40]),"+f"(d[41]),"+f"(d[42]),"+f"(d[43]),"+f"(d[44]),"+f"(d[45]),"+f"(d[46]),"+f"(d[47]),
-          "+f"(d[48]),"+f"(d[49]),"+f"(d[50]),"+f"(d[51]),"+f"(d[52]),"+f"(d[53]),"+f"(d[54]),"+f"(d[55]),
-          "+f"(d[56]),"+f"(d[57]),"+f"(d[58]),"+f"(d[59]),"+f"(d[60]),"+f"(d[61]),"+f"(d[62]),"+f"(d[63])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
-    // clang-format on
-#endif
-  }
-};
+#define DFLASH_FOUR_OPERANDS(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define DFLASH_EIGHT_OPERANDS(i) DFLASH_FOUR_OPERANDS(i), DFLASH_FOUR_OPERANDS(i + 4)
+#define DFLASH_OPERANDS_4 DFLASH_FOUR_OPERANDS(0)
+#define DFLASH_OPERANDS_8 DFLASH_EIGHT_OPERANDS(0)
+#define DFLASH_OPERANDS_16 DFLASH_OPERANDS_8, DFLASH_EIGHT_OPERANDS(8)
+#define DFLASH_OPERANDS_24 DFLASH_OPERANDS_16, DFLASH_EIGHT_OPERANDS(16)
+#define DFLASH_OPERANDS_32 DFLASH_OPERANDS_24, DFLASH_EIGHT_OPERANDS(24)
+#define DFLASH_OPERANDS_40 DFLASH_OPERANDS_32, DFLASH_EIGHT_OPERANDS(32)
+#define DFLASH_OPERANDS_48 DFLASH_OPERANDS_40, DFLASH_EIGHT_OPERANDS(40)
+#define DFLASH_OPERANDS_56 DFLASH_OPERANDS_48, DFLASH_EIGHT_OPERANDS(48)
+#define DFLASH_OPERANDS_64 DFLASH_OPERANDS_56, DFLASH_EIGHT_OPERANDS(56)
+#define DFLASH_OPERANDS_72 DFLASH_OPERANDS_64, DFLASH_EIGHT_OPERANDS(64)
+#define DFLASH_OPERANDS_80 DFLASH_OPERANDS_72, DFLASH_EIGHT_OPERANDS(72)
+#define DFLASH_OPERANDS_88 DFLASH_OPERANDS_80, DFLASH_EIGHT_OPERANDS(80)
+#define DFLASH_OPERANDS_96 DFLASH_OPERANDS_88, DFLASH_EIGHT_OPERANDS(88)
+#define DFLASH_OPERANDS_104 DFLASH_OPERANDS_96, DFLASH_EIGHT_OPERANDS(96)
+#define DFLASH_OPERANDS_112 DFLASH_OPERANDS_104, DFLASH_EIGHT_OPERANDS(104)
+#define DFLASH_OPERANDS_120 DFLASH_OPERANDS_112, DFLASH_EIGHT_OPERANDS(112)
+#define DFLASH_OPERANDS_128 DFLASH_OPERANDS_120, DFLASH_EIGHT_OPERANDS(120)
 
-template <>
-struct WgmmaRegisters<256> {
-  static __device__ __forceinline__ void Run(float (&d)[128], const uint32_t (&a)[4], uint64_t b,
-                                             int accumulate) {
 #ifdef DFLASH_HAS_WGMMA
-    // clang-format off
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "setp.ne.b32 p, %133, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-        "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
-        "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,"
-        "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,"
-        "%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,"
-        "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,"
-        "%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
-        "}, {%128,%129,%130,%131}, %132, p, 1, 1, 1;\n"
-        "}"
-        : "+f"(d[0]),"+f"(d[1]),"+f"(d[2]),"+f"(d[3]),"+f"(d[4]),"+f"(d[5]),"+f"(d[6]),"+f"(d[7]),
-          "+f"(d[8]),"+f"(d[9]),"+f"(d[10]),"+f"(d[11]),"+f"(d[12]),"+f"(d[13]),"+f"(d[14]),"+f"(d[15]),
-          "+f"(d[16]),"+f"(d[17]),"+f"(d[18]),"+f"(d[19]),"+f"(d[20]),"+f"(d[21]),"+f"(d[22]),"+f"(d[23]),
-          "+f"(d[24]),"+f"(d[25]),"+f"(d[26]),"+f"(d[27]),"+f"(d[28]),"+f"(d[29]),"+f"(d[30]),"+f"(d[31]),
-          "+f"(d[32]),"+f"(d[33]),"+f"(d[34]),"+f"(d[35]),"+f"(d[36]),"+f"(d[37]),"+f"(d[38]),"+f"(d[39]),
-          "+f"(d[40]),"+f"(d[41]),"+f"(d[42]),"+f"(d[43]),"+f"(d[44]),"+f"(d[45]),"+f"(d[46]),"+f"(d[47]),
-          "+f"(d[48]),"+f"(d[49]),"+f"(d[50]),"+f"(d[51]),"+f"(d[52]),"+f"(d[53]),"+f"(d[54]),"+f"(d[55]),
-          "+f"(d[56]),"+f"(d[57]),"+f"(d[58]),"+f"(d[59]),"+f"(d[60]),"+f"(d[61]),"+f"(d[62]),"+f"(d[63]),
-          "+f"(d[64]),"+f"(d[65]),"+f"(d[66]),"+f"(d[67]),"+f"(d[68]),"+f"(d[69]),"+f"(d[70]),"+f"(d[71]),
-          "+f"(d[72]),"+f"(d[73]),"+f"(d[74]),"+f"(d[75]),"+f"(d[76]),"+f"(d[77]),"+f"(d[78]),"+f"(d[79]),
-          "+f"(d[80]),"+f"(d[81]),"+f"(d[82]),"+f"(d[83]),"+f"(d[84]),"+f"(d[85]),"+f"(d[86]),"+f"(d[87]),
-          "+f"(d[88]),"+f"(d[89]),"+f"(d[90]),"+f"(d[91]),"+f"(d[92]),"+f"(d[93]),"+f"(d[94]),"+f"(d[95]),
-          "+f"(d[96]),"+f"(d[97]),"+f"(d[98]),"+f"(d[99]),"+f"(d[100]),"+f"(d[101]),"+f"(d[102]),"+f"(d[103]),
-          "+f"(d[104]),"+f"(d[105]),"+f"(d[106]),"+f"(d[107]),"+f"(d[108]),"+f"(d[109]),"+f"(d[110]),"+f"(d[111]),
-          "+f"(d[112]),"+f"(d[113]),"+f"(d[114]),"+f"(d[115]),"+f"(d[116]),"+f"(d[117]),"+f"(d[118]),"+f"(d[119]),
-          "+f"(d[120]),"+f"(d[121]),"+f"(d[122]),"+f"(d[123]),"+f"(d[124]),"+f"(d[125]),"+f"(d[126]),"+f"(d[127])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
-    // clang-format on
+#define DFLASH_WGMMA_ASM(...) asm volatile(__VA_ARGS__)
+#else
+#define DFLASH_WGMMA_ASM(...) static_cast<void>(0)
 #endif
-  }
-};
+
+// `count`: registers of d, and the number of the operand behind them: a, then b and accumulate.
+#define DFLASH_WGMMA(n, count, b_number, accumulate_number)                                           \
+  template <>                                                                                         \
+  struct Wgmma<n> {                                                                                   \
+    static_assert(count == n / 2 && b_number == count + 1 && accumulate_number == count + 2);         \
+    static __device__ __forceinline__ void Run(float (&d)[count], uint64_t a, uint64_t b,             \
+                                               int accumulate) {                                      \
+      DFLASH_WGMMA_ASM(                                                                               \
+          "{\n"                                                                                       \
+          ".reg .pred p;\n"                                                                           \
+          "setp.ne.b32 p, %" #accumulate_number ", 0;\n"                                              \
+          "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" DFLASH_NAMES_##count           \
+          "}, %" #count ", %" #b_number ", p, 1, 1, 0, 0;\n"                                          \
+          "}"                                                                                         \
+          : DFLASH_OPERANDS_##count                                                                   \
+          : "l"(a), "l"(b), "r"(accumulate));                                                         \
+    }                                                                                                 \
+  };
+
+DFLASH_WGMMA(8, 4, 5, 6)
+DFLASH_WGMMA(16, 8, 9, 10)
+DFLASH_WGMMA(32, 16, 17, 18)
+DFLASH_WGMMA(48, 24, 25, 26)
+DFLASH_WGMMA(64, 32, 33, 34)
+DFLASH_WGMMA(80, 40, 41, 42)
+DFLASH_WGMMA(96, 48, 49, 50)
+DFLASH_WGMMA(112, 56, 57, 58)
+DFLASH_WGMMA(128, 64, 65, 66)
+DFLASH_WGMMA(160, 80, 81, 82)
+DFLASH_WGMMA(192, 96, 97, 98)
+DFLASH_WGMMA(224, 112, 113, 114)
+DFLASH_WGMMA(256, 128, 129, 130)
+
+#define DFLASH_WGMMA_REGISTERS(n, count, a1, a2, a3, b_number, accumulate_number)                     \
+  template <>                                                                                         \
+  struct WgmmaRegisters<n> {                                                                          \
+    static_assert(count == n / 2 && a1 == count + 1 && a2 == count + 2 && a3 == count + 3);           \
+    static_assert(b_number == count + 4 && accumulate_number == count + 5);                           \
+    static __device__ __forceinline__ void Run(float (&d)[count], const uint32_t (&a)[4], uint64_t b, \
+                                               int accumulate) {                                      \
+      DFLASH_WGMMA_ASM(                                                                               \
+          "{\n"                                                                                       \
+          ".reg .pred p;\n"                                                                           \
+          "setp.ne.b32 p, %" #accumulate_number ", 0;\n"                                              \
+          "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" DFLASH_NAMES_##count           \
+          "}, {%" #count ",%" #a1 ",%" #a2 ",%" #a3 "}, %" #b_number ", p, 1, 1, 1;\n"                \
+          "}"                                                                                         \
+          : DFLASH_OPERANDS_##count                                                                   \
+          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));                     \
+    }                                                                                                 \
+  };
+
+DFLASH_WGMMA_REGISTERS(64, 32, 33, 34, 35, 36, 37)
+DFLASH_WGMMA_REGISTERS(128, 64, 65, 66, 67, 68, 69)
+DFLASH_WGMMA_REGISTERS(256, 128, 129, 130, 131, 132, 133)
+// clang-format on
 
 }  // namespace dflash::ptx
