@@ -108,76 +108,81 @@ absl::Status Grammar::Finish(Rule root) {
 }
 
 GrammarAutomaton::GrammarAutomaton(Grammar grammar) : grammar_(std::move(grammar)) {
-  std::vector<int32_t> reached;
-  bool is_text = false;
-  const bool is_bounded = Close(Intern(grammar_.Start(grammar_.root_), -1), reached, is_text);
-  start_ = is_bounded ? InternState(std::move(reached), is_text) : kTooMany;
+  Reached reached;
+  const bool is_bounded = Close(grammar_.Start(grammar_.root_), -1, reached);
+  start_ = is_bounded ? InternState(std::move(reached.readers), reached.is_text) : kTooMany;
 }
 
 int32_t GrammarAutomaton::Intern(Grammar::Node node, int32_t outer) {
   const auto [entry, is_new] =
       configuration_ids_.try_emplace({node, outer}, static_cast<int32_t>(configurations_.size()));
-  if (is_new) {
-    const int32_t depth = outer < 0 ? 0 : configurations_[static_cast<size_t>(outer)].depth + 1;
-    configurations_.push_back({node, outer, depth});
-  }
+  if (is_new) configurations_.push_back({node, outer, DepthIn(outer)});
   return entry->second;
 }
 
-bool GrammarAutomaton::Close(int32_t configuration, std::vector<int32_t>& reached, bool& is_text) {
-  std::vector<int32_t> waiting = {configuration};
-  absl::flat_hash_map<int32_t, bool> seen;
+bool GrammarAutomaton::Close(Grammar::Node first, int32_t first_outer, Reached& reached) {
+  // Whether it can be read to the end within bounds from a node so deep in rules.
+  const auto fits = [&](Grammar::Node node, int32_t depth) {
+    return depth + grammar_.need_[static_cast<size_t>(node)] <= Grammar::kMaxDepth;
+  };
+  std::vector<int32_t> waiting;
+  const auto reach = [&](Grammar::Node node, int32_t outer) {
+    if (!fits(node, DepthIn(outer))) return;
+    const int32_t id = Intern(node, outer);
+    if (reached.configurations.insert(id).second) waiting.push_back(id);
+  };
+  reach(first, first_outer);
   while (!waiting.empty()) {
+    if (reached.configurations.size() > kMaxReached) return false;
     const int32_t id = waiting.back();
     waiting.pop_back();
     const Configuration at = configurations_[static_cast<size_t>(id)];
-    const auto node = static_cast<size_t>(at.node);
-    // From here it could not be read to the end within bounds.
-    if (at.depth + grammar_.need_[node] > Grammar::kMaxDepth) continue;
-    if (!seen.emplace(id, true).second) continue;
-    if (seen.size() > kMaxReached) return false;
     bool reads = false;
-    for (const Grammar::Edge& edge : grammar_.edges_[node]) {
+    for (const Grammar::Edge& edge : grammar_.edges_[static_cast<size_t>(at.node)]) {
       switch (edge.kind) {
         case Grammar::Kind::kRange:
           reads = true;
           break;
         case Grammar::Kind::kEmpty:
-          waiting.push_back(Intern(edge.to, at.outer));
+          reach(edge.to, at.outer);
           break;
         case Grammar::Kind::kCall: {
-          // The rest behind the call must be possible too.
-          if (at.depth + grammar_.need_[static_cast<size_t>(edge.to)] > Grammar::kMaxDepth) break;
-          // Where nothing is left to read behind it, the way back is that of the rule itself.
-          waiting.push_back(Intern(grammar_.Start(edge.rule),
-                                   grammar_.EndsRule(edge.to) ? at.outer : Intern(edge.to, at.outer)));
+          const Grammar::Node start = grammar_.Start(edge.rule);
+          if (grammar_.EndsRule(edge.to)) {
+            // Nothing is left to read behind it: the way back is that of the rule itself.
+            reach(start, at.outer);
+          } else if (fits(edge.to, at.depth) && fits(start, at.depth + 1)) {
+            reach(start, Intern(edge.to, at.outer));
+          }
           break;
         }
       }
     }
-    if (reads) reached.push_back(id);
-    if (grammar_.rule_ended_by_[node] < 0) continue;
-    if (at.outer >= 0) {
-      waiting.push_back(at.outer);
+    if (reads) reached.readers.push_back(id);
+    if (grammar_.rule_ended_by_[static_cast<size_t>(at.node)] < 0) continue;
+    if (at.outer < 0) {
+      reached.is_text = true;
     } else {
-      is_text = true;
+      const Configuration back = configurations_[static_cast<size_t>(at.outer)];
+      reach(back.node, back.outer);
     }
   }
   return true;
 }
 
 GrammarAutomaton::State GrammarAutomaton::InternState(std::vector<int32_t> configurations, bool is_text) {
-  std::sort(configurations.begin(), configurations.end());
-  configurations.erase(std::unique(configurations.begin(), configurations.end()), configurations.end());
   if (configurations.empty() && !is_text) return kDead;
-  const auto found = state_ids_.find(std::pair(configurations, is_text));
-  if (found != state_ids_.end()) return found->second;
-  stored_ += configurations.size();
-  if (static_cast<int32_t>(states_.size()) >= kMaxStates || stored_ > kMaxConfigurations) return kTooMany;
-  const auto state = static_cast<State>(states_.size());
-  state_ids_.emplace(std::pair(configurations, is_text), state);
-  states_.push_back({std::move(configurations), is_text, nullptr});
-  return state;
+  std::sort(configurations.begin(), configurations.end());
+  const auto [entry, is_new] =
+      state_ids_.try_emplace({configurations, is_text}, static_cast<State>(states_.size()));
+  if (is_new) {
+    stored_ += static_cast<int64_t>(configurations.size());
+    size_t edges = 0;
+    for (const int32_t id : configurations)
+      edges += grammar_.edges_[static_cast<size_t>(configurations_[static_cast<size_t>(id)].node)].size();
+    states_.push_back({std::move(configurations), is_text, static_cast<int64_t>(edges), nullptr});
+  }
+  return entry->second;
 }
 
 GrammarAutomaton::State GrammarAutomaton::Step(State state, uint8_t byte) {
@@ -186,20 +191,55 @@ GrammarAutomaton::State GrammarAutomaton::Step(State state, uint8_t byte) {
     info.next = std::make_unique<std::array<State, 256>>();
     info.next->fill(kUnknown);
   }
-  std::array<State, 256>& next = *info.next;
-  if (next[byte] != kUnknown) return next[byte];
-  std::vector<int32_t> reached;
-  bool is_text = false;
-  for (const int32_t id : std::vector<int32_t>(info.configurations)) {
+  State& next = (*info.next)[byte];  // stays where it is when further states are made
+  if (next != kUnknown) return next;
+  Reached reached;
+  for (const int32_t id : info.configurations) {
     const Configuration at = configurations_[static_cast<size_t>(id)];
     for (const Grammar::Edge& edge : grammar_.edges_[static_cast<size_t>(at.node)]) {
       if (edge.kind != Grammar::Kind::kRange || byte < edge.low || byte > edge.high) continue;
-      if (!Close(Intern(edge.to, at.outer), reached, is_text)) return next[byte] = kTooMany;
+      if (!Close(edge.to, at.outer, reached)) return next = kTooMany;
     }
   }
-  const State to = InternState(std::move(reached), is_text);
-  next[byte] = to;  // of a state that stays where it is: `next` is its own memory
-  return to;
+  return next = InternState(std::move(reached.readers), reached.is_text);
+}
+
+void GrammarAutomaton::Forget(std::span<State* const> kept) {
+  std::vector<StateInfo> states;
+  std::vector<Configuration> configurations;
+  states.swap(states_);
+  configurations.swap(configurations_);
+  state_ids_.clear();
+  configuration_ids_.clear();
+  stored_ = 0;
+  // Configurations of kept states, and those that they return to, whose numbers are lower.
+  std::vector<bool> is_kept(configurations.size());
+  const auto mark = [&](State state) {
+    if (state < 0) return;
+    for (const int32_t id : states[static_cast<size_t>(state)].configurations)
+      is_kept[static_cast<size_t>(id)] = true;
+  };
+  mark(start_);
+  for (const State* state : kept) mark(*state);
+  for (size_t id = configurations.size(); id-- > 0;) {
+    if (is_kept[id] && configurations[id].outer >= 0)
+      is_kept[static_cast<size_t>(configurations[id].outer)] = true;
+  }
+  // In ascending order: what one returns to has its new number by then.
+  std::vector<int32_t> moved(configurations.size(), -1);
+  for (size_t id = 0; id < configurations.size(); ++id) {
+    const auto& [node, outer, depth] = configurations[id];
+    if (is_kept[id]) moved[id] = Intern(node, outer < 0 ? -1 : moved[static_cast<size_t>(outer)]);
+  }
+  const auto move = [&](State state) {
+    if (state < 0) return state;
+    const StateInfo& info = states[static_cast<size_t>(state)];
+    std::vector<int32_t> ids;
+    for (const int32_t id : info.configurations) ids.push_back(moved[static_cast<size_t>(id)]);
+    return InternState(std::move(ids), info.is_text);
+  };
+  start_ = move(start_);
+  for (State* state : kept) *state = move(*state);
 }
 
 GrammarAutomaton::State GrammarAutomaton::Read(State state, std::string_view text) {

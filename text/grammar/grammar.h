@@ -5,12 +5,13 @@
 #include <array>
 #include <cstdint>
 #include <memory>
-#include <optional>
+#include <span>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 
 namespace dflash {
@@ -67,16 +68,15 @@ class Grammar {
   bool is_full_ = false;  // more was added than there is room for
 };
 
-// Reads texts of a grammar. States are numbers that stay valid; they are made when they are met first. Not
-// thread-safe.
+// Reads texts of a grammar. States are numbers that stay valid until Forget; they are made when they are met
+// first, and nothing here bounds how many. Not thread-safe.
 class GrammarAutomaton {
  public:
   using State = int32_t;
   static constexpr State kDead = -1;     // no text of the language begins like this
-  static constexpr State kTooMany = -2;  // a bound below was met
-  static constexpr int32_t kMaxStates = 50'000;
-  static constexpr size_t kMaxConfigurations = 1'000'000;  // of all states together
-  static constexpr size_t kMaxReached = 10'000;            // configurations behind one byte
+  static constexpr State kTooMany = -2;  // behind more than kMaxReached configurations
+  // Configurations behind one byte: a bound of the language and the text, whatever was read before.
+  static constexpr size_t kMaxReached = 20'000;
 
   explicit GrammarAutomaton(Grammar grammar);  // finished
 
@@ -87,30 +87,49 @@ class GrammarAutomaton {
   // What was read is a text of the language.
   bool IsText(State state) const { return states_[static_cast<size_t>(state)].is_text; }
   // It can go on.
-  bool GoesOn(State state) const { return !states_[static_cast<size_t>(state)].configurations.empty(); }
+  bool GoesOn(State state) const { return EdgesOf(state) > 0; }
+  // Edges that a step from it looks at, at least one for each of its configurations.
+  int64_t EdgesOf(State state) const { return states_[static_cast<size_t>(state)].edges; }
+
+  // What there is: a state takes about 1 KiB, a configuration about 40 bytes.
+  int64_t states() const { return static_cast<int64_t>(states_.size()); }
+  int64_t configurations() const { return stored_ + static_cast<int64_t>(configurations_.size()); }
+  // Forgets all states but start() and those that `kept` points to, which get new numbers; kDead and kTooMany
+  // stay what they are.
+  void Forget(std::span<State* const> kept);
 
  private:
   // A place in the grammar: a node, and the places to which the rules return that it is inside of.
   struct Configuration {
     Grammar::Node node;
-    int32_t outer;  // configuration; -1: none
+    int32_t outer;  // configuration, of a lower number; -1: none
     int32_t depth;
   };
   struct StateInfo {
-    std::vector<int32_t> configurations;  // sorted; those that can read a byte
+    std::vector<int32_t> configurations;  // ascending; those that can read a byte
     bool is_text = false;
+    int64_t edges = 0;
     std::unique_ptr<std::array<State, 256>> next;  // kUnknown where it was not asked for
   };
   static constexpr State kUnknown = -3;
 
   int32_t Intern(Grammar::Node node, int32_t outer);
-  // Adds what is reached from a configuration without reading anything. False: too much.
-  bool Close(int32_t configuration, std::vector<int32_t>& reached, bool& is_text);
+  // How deep in rules a node is that returns to `outer`.
+  int32_t DepthIn(int32_t outer) const {
+    return outer < 0 ? 0 : configurations_[static_cast<size_t>(outer)].depth + 1;
+  }
+  struct Reached {
+    absl::flat_hash_set<int32_t> configurations;
+    std::vector<int32_t> readers;  // those of them that can read a byte
+    bool is_text = false;
+  };
+  // Adds a place and what is reached from it without reading anything. False: more than kMaxReached.
+  bool Close(Grammar::Node node, int32_t outer, Reached& reached);
   State InternState(std::vector<int32_t> configurations, bool is_text);
 
   const Grammar grammar_;
   State start_;
-  size_t stored_ = 0;  // configurations in all states
+  int64_t stored_ = 0;  // configurations in all states
   std::vector<Configuration> configurations_;
   absl::flat_hash_map<std::pair<Grammar::Node, int32_t>, int32_t> configuration_ids_;
   std::vector<StateInfo> states_;

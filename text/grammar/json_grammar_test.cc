@@ -269,5 +269,36 @@ TEST(JsonGrammar, EveryWalkConforms) {
   }
 }
 
+// An automaton that forgets all but two places behind every byte reads what another one reads.
+TEST(JsonGrammar, WhatIsForgottenIsMetAgain) {
+  const std::string schema =
+      R"({"$defs": {"n": {"type": "object", "required": ["v"], "properties": {"v": {"type": "integer"},
+          "next": {"anyOf": [{"$ref": "#/$defs/n"}, {"type": "null"}]}}}}, "$ref": "#/$defs/n"})";
+  const std::string text = R"({"v": -12, "next": {"v": 3, "next": {"v": 10, "next": null}}})";
+  GrammarAutomaton whole(*ConformsTo(schema)), forgets(*ConformsTo(schema));
+  auto expected = whole.start(), state = forgets.start(), dead = GrammarAutomaton::kDead;
+  auto behind_key = forgets.Read(state, R"({"v")");
+  for (const char c : text) {
+    for (int byte = 0; byte < 256; ++byte) {
+      ASSERT_EQ(forgets.Step(state, static_cast<uint8_t>(byte)) >= 0,
+                whole.Step(expected, static_cast<uint8_t>(byte)) >= 0)
+          << byte;
+    }
+    expected = whole.Step(expected, static_cast<uint8_t>(c));
+    state = forgets.Step(state, static_cast<uint8_t>(c));
+    ASSERT_EQ(forgets.IsText(state), whole.IsText(expected));
+    ASSERT_EQ(forgets.GoesOn(state), whole.GoesOn(expected));
+    GrammarAutomaton::State same = state;
+    forgets.Forget(std::vector<GrammarAutomaton::State*>{&state, &behind_key, &dead, &same});
+    EXPECT_LE(forgets.states(), 3);
+    EXPECT_LT(forgets.configurations(), 500);
+    ASSERT_EQ(same, state);
+    ASSERT_EQ(dead, GrammarAutomaton::kDead);
+  }
+  EXPECT_TRUE(forgets.IsText(state));
+  EXPECT_TRUE(forgets.IsText(forgets.Read(behind_key, ":7}")));
+  EXPECT_TRUE(forgets.IsText(forgets.Read(forgets.start(), text)));
+}
+
 }  // namespace
 }  // namespace dflash

@@ -7,9 +7,9 @@
 #include <span>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
-#include "absl/status/statusor.h"
 #include "text/grammar/grammar.h"
 #include "text/tokenizer.h"
 
@@ -39,32 +39,83 @@ class TokenTree {
   std::vector<int32_t> tokens_;
 };
 
-// One language. Not thread-safe; shared by all requests that want it.
+// One language, shared by all requests that want it: a ConstraintCursor says where one of them is. Not
+// thread-safe, cursors included.
+//
+// Its automaton's states are met one by one, and forgotten when there are too many, but for those that
+// cursors are at; what is met again is made again. So memory is bounded, while what may follow a text is a
+// matter of the language and the text alone, never of what was asked before. Where it takes too much to be
+// found out, that is known, and no token is left out: see ConstraintCursor::Mask.
 class TokenConstraint {
  public:
-  using State = GrammarAutomaton::State;
+  struct Limits {
+    // Of the automaton, beside the places of cursors: with more of either it forgets what it can. All in all
+    // a constraint takes at most about 100 MB.
+    int64_t states = 25'000;
+    int64_t configurations = 500'000;
+    // What the walk that makes a mask may meet: states, and edges to look at from all of them.
+    int64_t walk_states = 25'000;
+    int64_t walk_edges = 1'000'000;
+  };
 
-  TokenConstraint(Grammar grammar, std::shared_ptr<const TokenTree> tree);
+  TokenConstraint(Grammar grammar, std::shared_ptr<const TokenTree> tree, Limits limits);
+  TokenConstraint(Grammar grammar, std::shared_ptr<const TokenTree> tree)
+      : TokenConstraint(std::move(grammar), std::move(tree), Limits()) {}
+  TokenConstraint(const TokenConstraint&) = delete;
+  TokenConstraint& operator=(const TokenConstraint&) = delete;
 
-  State start() const { return automaton_.start(); }
-  // The state behind one more token; GrammarAutomaton::kDead, kTooMany.
-  State Advance(State state, int32_t token);
-  bool IsText(State state) const { return automaton_.IsText(state); }
-  bool GoesOn(State state) const { return automaton_.GoesOn(state); }
-  // A bit for every token that may follow: bit id % 32 of word id / 32. Valid until the next call.
-  std::span<const uint32_t> Mask(State state);
+  int64_t states() const { return automaton_.states(); }
 
  private:
+  friend class ConstraintCursor;
+  using State = GrammarAutomaton::State;
   static constexpr size_t kMaxMasks = 256;
+
+  // Where there is more than the limits say, forgets what no cursor is at. States get new numbers.
+  void MakeRoom();
+  std::span<const uint32_t> Mask(const State& place);  // of places_
+  std::vector<uint32_t> MakeMask(State state);
 
   GrammarAutomaton automaton_;
   const std::shared_ptr<const TokenTree> tree_;
+  const Limits limits_;
+  std::list<State> places_;                            // one for each cursor
+  int64_t kept_states_ = 0, kept_configurations_ = 0;  // what the last forgetting has left
   struct Kept {
     State state;
     std::vector<uint32_t> mask;
   };
   std::list<Kept> masks_;  // the last used first
   std::unordered_map<State, std::list<Kept>::iterator> by_state_;
+};
+
+// Where an output is in a constraint's language.
+class ConstraintCursor {
+ public:
+  // At the beginning.
+  explicit ConstraintCursor(std::shared_ptr<TokenConstraint> constraint);
+  ConstraintCursor(const ConstraintCursor& other);
+  ConstraintCursor& operator=(const ConstraintCursor& other);
+  ~ConstraintCursor();
+
+  // Goes on behind one more token. A cursor that is lost stays where it is.
+  void Advance(int32_t token);
+  // It is not in the language: no text of it begins like this, or the constraint is too large there.
+  bool IsLost() const { return *place_ < 0; }
+  bool IsTooLarge() const { return *place_ == GrammarAutomaton::kTooMany; }
+
+  // Of a cursor that is not lost. What was read is a text of the language; it can go on.
+  bool IsText() const { return constraint_->automaton_.IsText(*place_); }
+  bool GoesOn() const { return constraint_->automaton_.GoesOn(*place_); }
+  // A bit for every token that may follow: bit id % 32 of word id / 32. Empty where that is not known, the
+  // constraint being too large: behind some token are more than GrammarAutomaton::kMaxReached configurations,
+  // or the way to all tokens leads over more than the limits of a walk. Valid until the constraint is asked
+  // for anything else.
+  std::span<const uint32_t> Mask() const { return constraint_->Mask(*place_); }
+
+ private:
+  std::shared_ptr<TokenConstraint> constraint_;
+  std::list<TokenConstraint::State>::iterator place_;  // of constraint_
 };
 
 }  // namespace dflash

@@ -37,7 +37,8 @@ absl::StatusOr<std::shared_ptr<TokenConstraint>> ConstraintCache::Find(const Out
   DFLASH_ASSIGN_OR_RETURN(Grammar grammar, GrammarOf(constraint));
   if (tree_ == nullptr) tree_ = std::make_shared<TokenTree>(*tokenizer_);
   auto compiled = std::make_shared<TokenConstraint>(std::move(grammar), tree_);
-  if (compiled->start() < 0) return absl::InvalidArgumentError("constraint: it is too ambiguous");
+  if (ConstraintCursor(compiled).IsTooLarge())
+    return absl::InvalidArgumentError("constraint: it is too ambiguous");
   kept_.emplace_front(key, compiled);
   if (kept_.size() > kMaxKept) kept_.pop_back();
   return compiled;

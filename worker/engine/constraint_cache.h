@@ -1,4 +1,5 @@
-// The constraints of an engine's requests, each compiled once while it is in use now and then.
+// The constraints of an engine's requests, each compiled once while it is in use now and then. Requests that
+// share one do not change what it allows another (text/grammar/token_constraint.h).
 #pragma once
 
 #include <cstdint>

@@ -424,23 +424,54 @@ TEST_F(ParametersTest, AConstraintThatBadWordsForbidSaysSo) {
   EXPECT_TRUE(Run(GoldenRequest((*LoadGoldenPrompts())[0])).done);
 }
 
-// More alternatives behind the bracket than are followed.
+// Behind n brackets the text may be in any of 2^n places: at some bracket those are more than are followed.
 TEST_F(ParametersTest, AConstraintThatBecomesTooLargeSaysSo) {
-  std::string schemas = "{}";
-  for (int i = 1; i < 9'990; ++i) schemas += ",{}";
-  request_.constraint.json_schema =
-      absl::StrCat(R"({"type":"array","minItems":1,"items":{"anyOf":[)", schemas, "]}}");
-  GenerationRequest resumed = request_;
-  for (int32_t token = 0; resumed.output_tokens.empty(); ++token) {
-    const auto bytes = pair_.tokenizer->Find(token);
-    if (bytes.ok() && bytes->bytes == "[") resumed.output_tokens = {token};
+  std::string schema = R"({"$defs":{"x40":{"type":"null"})";
+  for (int i = 0; i < 40; ++i) {
+    const std::string next =
+        absl::StrCat(R"({"type":"array","minItems":1,"items":{"$ref":"#/$defs/x)", i + 1, R"("}})");
+    absl::StrAppend(&schema, R"(,"x)", i, R"(":{"anyOf":[)", next, ",", next, "]}");
   }
-  for (const GenerationRequest& request : {request_, resumed}) {
-    const GenerationOutcome outcome = Run(request);
+  request_.constraint.json_schema = schema + R"(},"$ref":"#/$defs/x0"})";
+  request_.max_tokens = 1000;
+  GenerationRequest resumed = request_;
+  const int32_t bracket = pair_.tokenizer->Encode("[", AddedTokens::kAsText)->front();
+  resumed.output_tokens.assign(30, bracket);
+  GenerationRequest plain = request_;
+  plain.speculation = SpeculationMode::kOff;
+  const GenerationOutcome first = Run(request_);
+  EXPECT_THAT(first.text, ::testing::HasSubstr("["));
+  EXPECT_EQ(Run(request_).tokens, first.tokens);
+  EXPECT_EQ(Run(plain).tokens, first.tokens);
+  for (const GenerationOutcome& outcome : {first, Run(resumed)}) {
     EXPECT_EQ(outcome.status.code(), absl::StatusCode::kResourceExhausted) << outcome.status;
     EXPECT_EQ(ReasonOf(outcome.status), "CONSTRAINT_TOO_LARGE");
   }
   EXPECT_TRUE(Run(GoldenRequest((*LoadGoldenPrompts())[0])).done);
+}
+
+// Others that want the same language have read more of it than is kept.
+TEST_F(ParametersTest, AConstraintIsTheSameForTheLastAsForTheFirst) {
+  std::mt19937 random(9);
+  for (int i = 0; i < 32; ++i) {
+    std::string& text = request_.constraint.choices.emplace_back();
+    for (int j = 0; j < 1000; ++j) text += static_cast<char>('a' + static_cast<int>(random() % 26));
+  }
+  request_.max_tokens = 1000;
+  GenerationRequest begin = request_;
+  begin.max_tokens = 30;
+  const GenerationOutcome first = Run(begin);
+  ASSERT_TRUE(first.done) << first.status;
+  for (const std::string& text : request_.constraint.choices) {
+    GenerationRequest rest = request_;
+    rest.output_tokens = *pair_.tokenizer->Encode(text, AddedTokens::kAsText);
+    rest.output_tokens.resize(rest.output_tokens.size() - 3);
+    rest.report_sent_text = true;
+    const GenerationOutcome outcome = Run(rest);
+    ASSERT_TRUE(outcome.done) << outcome.status;
+    EXPECT_EQ(outcome.started.sent_text + outcome.text, text);
+  }
+  EXPECT_EQ(Run(begin).tokens, first.tokens);
 }
 
 TEST_F(ParametersTest, AThinkingLimitThatCannotEndSaysSo) {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/check.h"
 #include "base/status.h"
 
 namespace dflash {
@@ -136,10 +137,7 @@ void Sequence::Emit(const std::vector<int32_t>& tokens, const std::vector<TokenL
     finished = Advance(token, chunk.text);
     content.See(token);
     if (finished) break;
-    if (rules != nullptr && rules->HasLostTrack()) {
-      fail(ConstraintTooLarge());
-      return;
-    }
+    DFLASH_CHECK(rules == nullptr || !rules->HasLostTrack(), "a token that its row's mask forbids");
   }
   sink->OnTokens(std::move(chunk));
   if (finished) Finish();

@@ -28,9 +28,8 @@ absl::StatusOr<std::unique_ptr<SequenceRules>> SequenceRules::Create(
   rules->min_tokens_ = request.min_tokens;
   rules->budget_ = request.thinking;
   rules->vocabulary_ = vocabulary;
-  rules->constraint_ = std::move(constraint);
-  if (request.min_tokens > 0 || rules->constraint_ != nullptr)
-    rules->stop_token_ids_ = request.stop_token_ids;
+  if (constraint != nullptr) rules->place_.text.emplace(std::move(constraint));
+  if (request.min_tokens > 0 || rules->place_.text) rules->stop_token_ids_ = request.stop_token_ids;
   for (const LogitBias& bias : request.logit_bias) {
     DFLASH_RETURN_IF_ERROR(CheckToken("logit_bias", bias.token, vocabulary));
     rules->bias_[bias.token] += bias.bias;
@@ -52,10 +51,9 @@ absl::StatusOr<std::unique_ptr<SequenceRules>> SequenceRules::Create(
     if (token == rules->thinking_open_ && token >= 0) rules->place_.thinks = true;
     if (token == rules->thinking_close_ && token >= 0) rules->place_.thinks = false;
   }
-  if (rules->constraint_ != nullptr) rules->place_.state = rules->constraint_->start();
   const bool has_rules = rules->has_penalties() || !rules->bias_.empty() || !rules->bad_words_.empty() ||
                          rules->budget_.max_tokens >= 0 || !rules->stop_token_ids_.empty() ||
-                         rules->constraint_ != nullptr;
+                         rules->place_.text.has_value();
   if (!has_rules) return nullptr;
   if (rules->repetition_penalty_ != 1)
     rules->prompt_.insert(request.prompt_tokens.begin(), request.prompt_tokens.end());
@@ -63,7 +61,7 @@ absl::StatusOr<std::unique_ptr<SequenceRules>> SequenceRules::Create(
 }
 
 bool SequenceRules::ChangesLaw(int64_t rows) const {
-  return has_penalties() || !bias_.empty() || !bad_words_.empty() || constraint_ != nullptr ||
+  return has_penalties() || !bias_.empty() || !bad_words_.empty() || place_.text.has_value() ||
          static_cast<int64_t>(output_.size()) < min_tokens_ ||
          (budget_.max_tokens >= 0 && place_.thinks && place_.thought + rows >= budget_.max_tokens);
 }
@@ -76,8 +74,8 @@ void SequenceRules::Advance(int32_t token, Place& place) const {
     place.thinks = false;
   } else if (place.thinks) {
     ++place.thought;
-  } else if (constraint_ != nullptr && place.state >= 0 && !IsStop(token)) {
-    place.state = constraint_->Advance(place.state, token);
+  } else if (place.text && !IsStop(token)) {
+    place.text->Advance(token);
   }
 }
 
@@ -92,18 +90,14 @@ void SequenceRules::Append(int32_t token) {
 }
 
 bool SequenceRules::IsComplete() const {
-  if (constraint_ == nullptr || place_.thinks || place_.state < 0) return false;
-  if (!constraint_->IsText(place_.state) || constraint_->GoesOn(place_.state)) return false;
+  if (!place_.text || place_.thinks || place_.text->IsLost()) return false;
+  if (!place_.text->IsText() || place_.text->GoesOn()) return false;
   return stop_token_ids_.empty() || static_cast<int64_t>(output_.size()) < min_tokens_;
 }
 
 bool SequenceRules::IsTooLarge() const {
-  if (constraint_ == nullptr || place_.thinks) return false;
-  if (place_.state < 0) return place_.state == GrammarAutomaton::kTooMany;
-  if (constraint_->IsText(place_.state)) return false;
-  // Every beginning of a text goes on somehow: tokens are missing only where the automaton met its bounds.
-  const std::span<const uint32_t> mask = constraint_->Mask(place_.state);
-  return std::all_of(mask.begin(), mask.end(), [](uint32_t word) { return word == 0; });
+  if (!place_.text || place_.thinks) return false;
+  return place_.text->IsLost() ? place_.text->IsTooLarge() : place_.text->Mask().empty();
 }
 
 bool SequenceRules::AllowsNothing() const {
@@ -127,14 +121,14 @@ bool SequenceRules::AllowsNothing() const {
   return true;
 }
 
-int32_t SequenceRules::AddMask(TokenConstraint::State state, RuleBatch& batch) const {
+int32_t SequenceRules::AddMask(const ConstraintCursor& text, RuleBatch& batch) const {
   batch.mask_words = (vocabulary_ + 31) / 32;
   const size_t first = batch.masks.size();
-  const std::span<const uint32_t> mask = constraint_->Mask(state);
+  const std::span<const uint32_t> mask = text.Mask();
   batch.masks.resize(first + static_cast<size_t>(batch.mask_words), 0);
   std::copy_n(mask.begin(), std::min(mask.size(), static_cast<size_t>(batch.mask_words)),
               batch.masks.begin() + static_cast<int64_t>(first));
-  if (constraint_->IsText(state)) {
+  if (text.IsText() && !mask.empty()) {
     for (const int32_t stop : stop_token_ids_) {
       if (stop >= 0 && stop < vocabulary_)
         batch.masks[first + static_cast<size_t>(stop / 32)] |= 1u << (stop % 32);
@@ -210,9 +204,9 @@ void SequenceRules::Describe(std::span<const int32_t> drafts, size_t first_row, 
     rules.own_end = end();
     if (budget_.max_tokens >= 0 && place.thinks && place.thought >= budget_.max_tokens) {
       rules.only = budget_.close;
-    } else if (constraint_ != nullptr && !place.thinks && place.state >= 0) {
+    } else if (place.text && !place.thinks && !place.text->IsLost()) {
       // Behind a draft that the constraint does not allow nothing matters: it is not accepted.
-      rules.mask = AddMask(place.state, batch);
+      rules.mask = AddMask(*place.text, batch);
     }
   }
 }

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <unordered_map>
 #include <unordered_set>
@@ -45,22 +46,22 @@ class SequenceRules {
   bool AllowsNothing() const;
   // Nothing is known of what may follow: the output is no beginning that the constraint allows, or the
   // constraint is too large.
-  bool HasLostTrack() const { return constraint_ != nullptr && place_.state < 0; }
-  // The constraint has become too large to be followed further: it is not known where the output stands in
-  // it, or where any token leads.
+  bool HasLostTrack() const { return place_.text && place_.text->IsLost(); }
+  // The constraint is too large to be followed further: it is not known where the output stands in it, or of
+  // every token whether it may come next. A matter of the constraint and the output alone.
   bool IsTooLarge() const;
 
  private:
   // Where a row stands in thinking and in the constraint's language.
   struct Place {
     bool thinks = false;
-    int64_t thought = 0;  // tokens
-    TokenConstraint::State state = 0;
+    int64_t thought = 0;                   // tokens
+    std::optional<ConstraintCursor> text;  // where there is a constraint
   };
   void Advance(int32_t token, Place& place) const;
   bool IsStop(int32_t token) const;
-  // Adds the mask of a row and returns its number.
-  int32_t AddMask(TokenConstraint::State state, RuleBatch& batch) const;
+  // Adds the mask of a row and returns its number. What is not known to be allowed is forbidden: IsTooLarge.
+  int32_t AddMask(const ConstraintCursor& text, RuleBatch& batch) const;
   bool counts_output() const { return frequency_penalty_ != 0 || presence_penalty_ != 0; }
   bool has_penalties() const { return repetition_penalty_ != 1 || counts_output(); }
   LogitEdit EditOf(int32_t token, int64_t count) const;
@@ -76,7 +77,6 @@ class SequenceRules {
   int64_t min_tokens_ = 0;
   ThinkingBudget budget_;
   int32_t thinking_open_ = -1, thinking_close_ = -1;
-  std::shared_ptr<TokenConstraint> constraint_;
   int64_t vocabulary_ = 0;
 
   std::unordered_set<int32_t> prompt_;           // where a penalty looks at it
