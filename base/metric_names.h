@@ -56,7 +56,7 @@ inline constexpr MetricInfo kRequestsRejected{
     "dflashd_requests_rejected_total",
     MetricType::kCounter,
     MetricScope::kServer,
-    "Generation requests that were refused or cut off by the server, by reason.",
+    "Generation requests that were refused or cut off by the server, by reason; their outcome is rejected.",
     {"reason"}};
 inline constexpr MetricInfo kRequestsRunning{"dflashd_requests_running", MetricType::kGauge,
                                              MetricScope::kServer, "Requests in a worker group."};

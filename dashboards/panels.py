@@ -243,7 +243,7 @@ SERVING = [
         Panel('timeseries', 'Requests by outcome', 'Each request is counted once, when it ends.', 'reqps',
               [(total(rate('requests_total', scope=S), 'outcome'), '{{outcome}}')], 8, 8, runbook='errors', stack=True),
         Panel('timeseries', 'Refused, by reason', 'queue_full and queue_timeout mean too little capacity; invalid, too_long, '
-              'unauthenticated and the limits are the client\'s.', 'reqps',
+              'unauthenticated, slow_consumer and the limits are the client\'s.', 'reqps',
               [(total(rate('requests_rejected_total', scope=S), 'reason'), '{{reason}}')], 8, 8, runbook='queue', stack=True),
         Panel('timeseries', 'Calls by result', 'Calls of the public API by gRPC code.', 'reqps',
               [(total(rate('grpc_server_handled_total', scope=S), 'code'), '{{code}}')], 8, 8, runbook='errors', stack=True),

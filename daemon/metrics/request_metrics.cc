@@ -43,7 +43,8 @@ std::string RejectionLabel(const std::string& reason) {
   if (reason == "UNSUPPORTED" || reason == "METHOD_NOT_LOADED") return "unsupported";
   if (reason == "SLOW_CONSUMER") return "slow_consumer";
   if (reason == "BAD_PARAMETER" || reason == "TEMPLATE_ERROR" || reason == "MODEL_NOT_FOUND" ||
-      reason == "DUPLICATE_REQUEST" || reason == "REVISION_MISMATCH" || reason == "METADATA_TOO_LARGE") {
+      reason == "DUPLICATE_REQUEST" || reason == "REVISION_MISMATCH" || reason == "METADATA_TOO_LARGE" ||
+      reason == "CONSTRAINT_TOO_LARGE") {
     return "invalid";
   }
   return "";
@@ -93,17 +94,19 @@ void RequestTimeline::OnFinished(absl::Time now, const FinishedOutput& finished)
 void RequestTimeline::OnFailed(absl::Time now, const absl::Status& status) {
   ended_ = now;
   const std::string rejection = RejectionLabel(DetailsOf(status).reason);
+  // What a client does wrong may show while its request runs; what the server lacks then is an error.
+  const bool is_rejected =
+      !rejection.empty() && (!started() || rejection == "invalid" || rejection == "slow_consumer");
   if (status.code() == absl::StatusCode::kCancelled) {
     metrics_->Outcome("cancelled").Increment();
   } else if (status.code() == absl::StatusCode::kDeadlineExceeded) {
     metrics_->Outcome("deadline").Increment();
-  } else if (rejection.empty() || started()) {
-    metrics_->Outcome("error").Increment();
-  } else {
+  } else if (is_rejected) {
     metrics_->Outcome("rejected").Increment();
+  } else {
+    metrics_->Outcome("error").Increment();
   }
-  if (!rejection.empty() && (!started() || rejection == "slow_consumer"))
-    metrics_->Rejection(rejection).Increment();
+  if (is_rejected) metrics_->Rejection(rejection).Increment();
 }
 
 }  // namespace dflash

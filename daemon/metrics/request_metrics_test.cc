@@ -1,5 +1,6 @@
 #include "daemon/metrics/request_metrics.h"
 
+#include "base/status.h"
 #include "daemon/request/request_error.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -74,22 +75,25 @@ TEST_F(RequestMetricsTest, EveryEndIsCountedOnce) {
   fail(WithDetails(absl::ResourceExhaustedError("x"),
                    {.reason = "SLOW_CONSUMER", .field = "", .retry_after = {}, .metadata = {}}),
        true);
+  fail(WithReason(absl::ResourceExhaustedError("constraint"), "CONSTRAINT_TOO_LARGE"), true);
+  fail(absl::InvalidArgumentError("bad_words forbid all that the constraint allows"), true);
+  fail(absl::ResourceExhaustedError("memory"), true);
   fail(absl::CancelledError("x"), true);
   fail(absl::DeadlineExceededError("x"), false);
   fail(absl::InternalError("x"), true);
   const auto outcome = [&](const char* name) {
     return Value(metrics::kRequests, {{"api", "grpc"}, {"outcome", name}});
   };
-  EXPECT_EQ(outcome("rejected"), 4);
+  EXPECT_EQ(outcome("rejected"), 7);
   EXPECT_EQ(outcome("error"), 3);
   EXPECT_EQ(outcome("cancelled"), 1);
   EXPECT_EQ(outcome("deadline"), 1);
   const auto rejected = [&](const char* name) {
     return Value(metrics::kRequestsRejected, {{"reason", name}});
   };
-  EXPECT_EQ(rejected("invalid"), 1);
+  EXPECT_EQ(rejected("invalid"), 3) << "also of what runs";
   EXPECT_EQ(rejected("unsupported"), 1);
-  EXPECT_EQ(rejected("queue_full"), 1);
+  EXPECT_EQ(rejected("queue_full"), 1) << "nor is what runs out of memory";
   EXPECT_EQ(rejected("not_ready"), 1) << "the running one was not refused";
   EXPECT_EQ(rejected("slow_consumer"), 1);
 }

@@ -285,6 +285,36 @@ TEST_F(RequestsTest, ConstraintsHold) {
   EXPECT_EQ(choice.finished.reason(), v1::FINISH_REASON_CONSTRAINT);
 }
 
+// Behind n brackets the text may be in any of 2^n places. That shows while the request runs, and is the
+// client's all the same.
+TEST_F(RequestsTest, AConstraintThatIsTooLargeIsRejected) {
+  std::string schema = R"({"$defs":{"x40":{"type":"null"})";
+  for (int i = 0; i < 40; ++i) {
+    const std::string next =
+        absl::StrCat(R"({"type":"array","minItems":1,"items":{"$ref":"#/$defs/x)", i + 1, R"("}})");
+    absl::StrAppend(&schema, R"(,"x)", i, R"(":{"anyOf":[)", next, ",", next, "]}");
+  }
+  Request request = ShortRequest();
+  request.mutable_stopping()->set_max_tokens(1000);
+  request.mutable_output()->set_text(true);
+  request.mutable_constraint()->set_json_schema(schema + R"(},"$ref":"#/$defs/x0"})");
+  const auto count = [&](const char* metric, const char* label) {
+    return SumOfMetric(server_->Metrics(), metric, label);
+  };
+  const double rejected = count("dflashd_requests_total", "outcome=\"rejected\""),
+               invalid = count("dflashd_requests_rejected_total", "reason=\"invalid\""),
+               errors = count("dflashd_requests_total", "outcome=\"error\"");
+  ctl::Generation generation;
+  const grpc::Status status = Generate(server_->channel(), request, kPatience, &generation);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_THAT(ctl::Describe(status), HasSubstr("CONSTRAINT_TOO_LARGE"));
+  EXPECT_THAT(generation.text, HasSubstr("["));
+  EXPECT_EQ(count("dflashd_requests_total", "outcome=\"rejected\""), rejected + 1);
+  EXPECT_EQ(count("dflashd_requests_rejected_total", "reason=\"invalid\""), invalid + 1);
+  EXPECT_EQ(count("dflashd_requests_total", "outcome=\"error\""), errors);
+  EXPECT_EQ(server_->GenerateOk(ShortRequest()).token_ids.size(), 4u);
+}
+
 TEST_F(RequestsTest, ChoicesAreRequestsOfTheirOwn) {
   const GoldenText golden = GoldenTexts().back();
   Request request = TokenRequest(golden.prompt_ids, 20);
