@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <iterator>
 #include <string>
 #include <utility>
 
@@ -21,33 +20,11 @@
 #include "worker/comm/solo_communicator.h"
 #include "worker/model/residual_stream.h"
 #include "worker/model/sharded_sampler.h"
-#include "worker/model/state_export.h"
+#include "worker/model/target_state.h"
 #include "worker/model/target_weights.h"
 
 namespace dflash {
 namespace {
-
-// The recurrent states of a slot that become a checkpoint.
-struct StateCopy {
-  int32_t slot = 0;
-  int32_t checkpoint = 0;
-};
-
-// The sequences of one phase in a batch, as the host describes them.
-struct HostGroup {
-  std::vector<size_t> members;     // indices into StepBatch::sequences
-  std::vector<Segment> segments;   // one per member; rows are numbered from 0 in the group
-  std::vector<int32_t> tokens;     // one per row
-  std::vector<int32_t> logits_of;  // rows whose logits are wanted
-  // PREFILL: the segments cut at their checkpoints. The recurrence goes from cut to cut, everything else over
-  // whole segments.
-  struct Part {
-    std::vector<Segment> segments;
-    std::vector<StateCopy> copies;  // after them
-  };
-  std::vector<Part> parts;
-  std::vector<Segment> checkpoints;  // per checkpoint: the rows before it; its index is the slot
-};
 
 // Rows of one phase on their way through the layers.
 struct RowGroup {
@@ -55,7 +32,7 @@ struct RowGroup {
   const int32_t* tokens = nullptr;  // device memory, one per row
   SegmentList segments;
   int64_t rows = 0;
-  // PREFILL, as of HostGroup.
+  // PREFILL, as of PhaseRows.
   struct Part {
     SegmentList segments;
     std::vector<StateCopy> copies;
@@ -63,31 +40,6 @@ struct RowGroup {
   std::vector<Part> parts;
   SegmentList checkpoints;
 };
-
-// Cuts the rows of one PREFILL sequence at its checkpoints. Part i of the group gets what lies before the
-// sequence's i-th checkpoint.
-void CutAtCheckpoints(const Segment& segment, const std::vector<StateCheckpoint>& checkpoints,
-                      HostGroup& group) {
-  const int32_t end = segment.start_position + segment.row_count;
-  int32_t from = segment.start_position;
-  for (size_t i = 0; i <= checkpoints.size() && from < end; ++i) {
-    const int32_t to = i < checkpoints.size() ? static_cast<int32_t>(checkpoints[i].position) : end;
-    if (group.parts.size() <= i) group.parts.emplace_back();
-    HostGroup::Part& part = group.parts[i];
-    part.segments.push_back({.slot = segment.slot,
-                             .first_row = segment.first_row + from - segment.start_position,
-                             .row_count = to - from,
-                             .start_position = from});
-    if (i < checkpoints.size()) {
-      part.copies.push_back({.slot = segment.slot, .checkpoint = checkpoints[i].index});
-      group.checkpoints.push_back({.slot = checkpoints[i].index,
-                                   .first_row = segment.first_row,
-                                   .row_count = to - segment.start_position,
-                                   .start_position = segment.start_position});
-    }
-    from = to;
-  }
-}
 
 }  // namespace
 
@@ -100,14 +52,11 @@ class Target::Impl {
                                                     const Options& options, SequenceTable* table,
                                                     const Stream& stream, const ReadProgress& progress);
 
-  absl::Status Open(int32_t slot);
-  absl::Status Restore(int32_t slot, int32_t checkpoint);
   absl::StatusOr<ForwardResult> Forward(const StepBatch& batch);
   absl::Status Commit(const std::vector<Accepted>& accepted);
   absl::StatusOr<VerifyResult> Verify(const VerifyRows& rows);
   absl::Status CommitVerified(const VerifyRows& rows, const int32_t* row_counts);
   absl::Status FoldPending(int32_t slot);
-  absl::Status FillPages(const std::vector<int32_t>& pages, float value);
   absl::Status Embed(const int32_t* ids, MatrixView y);
   absl::Status Head(MatrixView x, Phase phase, MatrixView logits);
   absl::StatusOr<std::vector<std::vector<float>>> ExportState(int32_t slot);
@@ -119,14 +68,13 @@ class Target::Impl {
   SequenceTable* table = nullptr;
   const Stream* stream = nullptr;
   TargetWeights weights;
+  TargetState state;
   ShardedSampler sampler;
   HiddenStateObserver observer;
   HiddenStateForcing forcing;
 
  private:
-  absl::Status CheckBatch(const StepBatch& batch) const;
-  absl::Status CheckCheckpoints(const SequenceRows& sequence) const;
-  absl::StatusOr<RowGroup> UploadGroup(Phase phase, const HostGroup& host);
+  absl::StatusOr<RowGroup> UploadGroup(Phase phase, const PhaseRows& host);
   // Runs the layers; the final norm's output is left in normed_.
   absl::Status RunGroup(const RowGroup& group, int64_t first_tap_row);
   // Logits of the group's rows `wanted`, after RunGroup.
@@ -134,7 +82,7 @@ class Target::Impl {
                              int64_t first_logits_row);
   // Log probabilities that sequences want of the tokens behind their rows, after RunGroup. Uses the rows of
   // logits.
-  absl::Status ScoreFollowers(const StepBatch& batch, const HostGroup& host, ForwardResult* result);
+  absl::Status ScoreFollowers(const StepBatch& batch, const PhaseRows& host, ForwardResult* result);
   absl::Status FullAttention(size_t layer, const RowGroup& group, ConstMatrixView x, MatrixView delta);
   absl::Status LinearAttention(size_t layer, const RowGroup& group, ConstMatrixView x, MatrixView delta);
   absl::Status FeedForward(const LayerWeights& layer, Phase phase, ConstMatrixView x, MatrixView delta);
@@ -156,32 +104,12 @@ class Target::Impl {
   Matrix& Projections(size_t layer, Phase phase) {
     return phase == Phase::kVerify ? verify_projections_[layer] : prefill_projections_;
   }
-  KeyValuePool Pool(size_t layer) const;
-  ConvState Conv(size_t layer) const;
-  GatedDeltaNetState Recurrent(size_t layer) const;
-  ConvState CheckpointConv(size_t layer) const;
-  // One slot's recurrent states of a layer in either pool, one row per head.
-  MatrixView StateRows(const Buffer& pool, int32_t index) const {
-    const int64_t cols = gdn_.key_dim * gdn_.value_dim;
-    return MatrixView(pool.As<float>() + index * gdn_.StateFloats(), gdn_.value_heads, cols);
-  }
   float eps() const { return static_cast<float>(config.rms_norm_eps); }
-  bool IsFull(size_t layer) const { return config.layers[layer] == TargetLayerKind::kFullAttention; }
 
-  GatedDeltaNetShape gdn_;
   RopeShape rope_;
   // Widths of the stacked input projections.
   int64_t query_cols_ = 0, kv_cols_ = 0;
   int64_t value_cols_ = 0;
-
-  // State of the sequences, per layer.
-  std::vector<Buffer> key_value_pages_;
-  std::vector<Buffer> conv_states_;
-  std::vector<Buffer> recurrent_states_;
-  std::vector<Buffer> delta_records_;
-  // Checkpoints of both, as if they were slots.
-  std::vector<Buffer> checkpoint_states_;
-  std::vector<Buffer> checkpoint_convs_;
 
   // Scratch.
   std::vector<Matrix> verify_projections_;
@@ -228,16 +156,14 @@ absl::StatusOr<std::unique_ptr<Target::Impl>> Target::Impl::Load(const TargetCon
   DFLASH_ASSIGN_OR_RETURN(impl->local, RankConfig(config, rank));
   const TargetConfig& local = impl->local;
 
-  impl->gdn_ = {.key_heads = local.linear_key_heads,
-                .value_heads = local.linear_value_heads,
-                .key_dim = config.linear_key_head_dim,
-                .value_dim = config.linear_value_head_dim};
   impl->rope_ = {.head_dim = config.head_dim, .rotary_dim = config.rotary_dim, .theta = config.rope_theta};
   impl->query_cols_ = local.num_attention_heads * config.head_dim;
   impl->kv_cols_ = local.num_key_value_heads * config.head_dim;
   impl->value_cols_ = local.linear_value_size();
 
   DFLASH_ASSIGN_OR_RETURN(impl->weights, LoadTargetWeights(config, checkpoint, rank, stream, progress));
+  DFLASH_ASSIGN_OR_RETURN(
+      impl->state, TargetState::Allocate(local, options.max_block_rows, options.checkpoints, table, stream));
   DFLASH_ASSIGN_OR_RETURN(impl->sampler,
                           ShardedSampler::Create(impl->communicator, rank.rank * local.vocab_size,
                                                  impl->options.max_logits_rows, stream));
@@ -248,37 +174,15 @@ absl::StatusOr<std::unique_ptr<Target::Impl>> Target::Impl::Load(const TargetCon
       ResidualStream::PaddedRows(std::max(options.max_prefill_rows, options.max_verify_rows), rank.size);
   const int64_t hidden = config.hidden_size;
   const int64_t full_cols = 2 * impl->query_cols_ + 2 * impl->kv_cols_;
-  const int64_t linear_cols = impl->gdn_.QkvCols() + impl->value_cols_ + 2 * impl->gdn_.value_heads;
+  const GatedDeltaNetShape& gdn = impl->state.shape();
+  const int64_t linear_cols = gdn.QkvCols() + impl->value_cols_ + 2 * gdn.value_heads;
   const size_t layers = config.layers.size();
-  impl->key_value_pages_.resize(layers);
-  impl->conv_states_.resize(layers);
-  impl->recurrent_states_.resize(layers);
-  impl->delta_records_.resize(layers);
-  impl->checkpoint_states_.resize(layers);
-  impl->checkpoint_convs_.resize(layers);
   impl->verify_projections_.resize(layers);
   for (size_t layer = 0; layer < layers; ++layer) {
-    if (impl->IsFull(layer)) {
-      DFLASH_ASSIGN_OR_RETURN(impl->key_value_pages_[layer],
-                              Buffer::Allocate(table->pages() * impl->Pool(layer).PageBytes(), stream));
-    } else {
-      DFLASH_ASSIGN_OR_RETURN(impl->conv_states_[layer], Buffer::Allocate(impl->Conv(layer).Bytes(), stream));
-      const int64_t floats = int64_t{sizeof(float)};
-      DFLASH_ASSIGN_OR_RETURN(impl->recurrent_states_[layer],
-                              Buffer::Allocate(table->slots() * impl->gdn_.StateFloats() * floats, stream));
-      DFLASH_ASSIGN_OR_RETURN(
-          impl->delta_records_[layer],
-          Buffer::Allocate(table->slots() * 2 * options.max_block_rows * impl->gdn_.RecordFloats() * floats,
-                           stream));
-      DFLASH_ASSIGN_OR_RETURN(
-          impl->checkpoint_states_[layer],
-          Buffer::Allocate(options.checkpoints * impl->gdn_.StateFloats() * floats, stream));
-      DFLASH_ASSIGN_OR_RETURN(impl->checkpoint_convs_[layer],
-                              Buffer::Allocate(impl->CheckpointConv(layer).Bytes(), stream));
-    }
-    DFLASH_ASSIGN_OR_RETURN(impl->verify_projections_[layer],
-                            Matrix::Allocate(options.max_verify_rows,
-                                             impl->IsFull(layer) ? full_cols : linear_cols, act, stream));
+    DFLASH_ASSIGN_OR_RETURN(
+        impl->verify_projections_[layer],
+        Matrix::Allocate(options.max_verify_rows, impl->state.IsFull(layer) ? full_cols : linear_cols, act,
+                         stream));
   }
   DFLASH_ASSIGN_OR_RETURN(
       impl->prefill_projections_,
@@ -288,7 +192,7 @@ absl::StatusOr<std::unique_ptr<Target::Impl>> Target::Impl::Load(const TargetCon
   DFLASH_ASSIGN_OR_RETURN(impl->delta_, Matrix::Allocate(rows, hidden, act, stream));
   DFLASH_ASSIGN_OR_RETURN(
       impl->mixed_, Matrix::Allocate(rows, std::max(impl->query_cols_, impl->value_cols_), act, stream));
-  DFLASH_ASSIGN_OR_RETURN(impl->conv_out_, Matrix::Allocate(rows, impl->gdn_.QkvCols(), act, stream));
+  DFLASH_ASSIGN_OR_RETURN(impl->conv_out_, Matrix::Allocate(rows, gdn.QkvCols(), act, stream));
   DFLASH_ASSIGN_OR_RETURN(impl->gate_up_, Matrix::Allocate(rows, 2 * local.intermediate_size, act, stream));
   DFLASH_ASSIGN_OR_RETURN(impl->activated_, Matrix::Allocate(rows, local.intermediate_size, act, stream));
   DFLASH_ASSIGN_OR_RETURN(impl->logits_input_,
@@ -311,135 +215,25 @@ absl::StatusOr<std::unique_ptr<Target::Impl>> Target::Impl::Load(const TargetCon
   return impl;
 }
 
-KeyValuePool Target::Impl::Pool(size_t layer) const {
-  return {.data = key_value_pages_[layer].data(),
-          .page_count = table->pages(),
-          .kv_heads = local.num_key_value_heads,
-          .head_dim = config.head_dim};
-}
-
-ConvState Target::Impl::Conv(size_t layer) const {
-  return {.data = conv_states_[layer].data(),
-          .slots = table->slots(),
-          .taps = config.conv_kernel,
-          .channels = gdn_.QkvCols()};
-}
-
-GatedDeltaNetState Target::Impl::Recurrent(size_t layer) const {
-  return {.states = recurrent_states_[layer].As<float>(),
-          .records = delta_records_[layer].As<float>(),
-          .slots = table->slots(),
-          .max_rows = options.max_block_rows};
-}
-
-ConvState Target::Impl::CheckpointConv(size_t layer) const {
-  return {.data = checkpoint_convs_[layer].data(),
-          .slots = options.checkpoints,
-          .taps = config.conv_kernel,
-          .channels = gdn_.QkvCols()};
-}
-
-absl::Status Target::Impl::CheckCheckpoints(const SequenceRows& sequence) const {
-  if (sequence.checkpoints.empty()) return absl::OkStatus();
-  const int64_t end = sequence.start_position + static_cast<int64_t>(sequence.tokens.size());
-  bool ok = sequence.phase == Phase::kPrefill && sequence.start_position % kPageTokens == 0 &&
-            static_cast<int64_t>(sequence.checkpoints.size()) <= kMaxCheckpoints;
-  int64_t last = sequence.start_position;
-  for (const StateCheckpoint& checkpoint : sequence.checkpoints) {
-    ok &= checkpoint.position > last && checkpoint.position <= end && checkpoint.position % kPageTokens == 0;
-    ok &= checkpoint.index >= 0 && checkpoint.index < options.checkpoints;
-    last = checkpoint.position;
-  }
-  if (ok) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("slot ", sequence.slot, ": rows [", sequence.start_position,
-                                                 ", ", end,
-                                                 ") cannot leave the checkpoints that they should"));
-}
-
-absl::Status Target::Impl::CheckBatch(const StepBatch& batch) const {
-  if (commit_due_) return absl::FailedPreconditionError("the last verification was not committed");
-  std::vector<char> seen(static_cast<size_t>(table->slots()), 0);
-  int64_t rows[2] = {0, 0};
-  int64_t logits = 0;
-  for (const SequenceRows& sequence : batch.sequences) {
-    const std::string who = absl::StrCat("slot ", sequence.slot);
-    if (sequence.slot < 0 || sequence.slot >= table->slots())
-      return absl::InvalidArgumentError(absl::StrCat(who, " does not exist"));
-    if (std::exchange(seen[static_cast<size_t>(sequence.slot)], 1))
-      return absl::InvalidArgumentError(absl::StrCat(who, " occurs twice"));
-    const SequenceLengths& lengths = table->lengths(sequence.slot);
-    if (sequence.start_position != lengths.target_kv) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(who, " starts at ", sequence.start_position, ", committed are ", lengths.target_kv));
-    }
-    const auto count = static_cast<int64_t>(sequence.tokens.size());
-    if (count == 0) return absl::InvalidArgumentError(absl::StrCat(who, " has no rows"));
-    for (int32_t token : sequence.tokens) {
-      if (token < 0 || token >= config.vocab_size)
-        return absl::InvalidArgumentError(
-            absl::StrCat(who, ": token id ", token, " is outside the vocabulary"));
-    }
-    if (sequence.phase == Phase::kVerify) {
-      if (count > options.max_block_rows)
-        return absl::InvalidArgumentError(
-            absl::StrCat(who, " verifies ", count, " rows, at most ", options.max_block_rows));
-      for (size_t row = 0; row < sequence.parents.size(); ++row) {
-        if (sequence.parents[row] != static_cast<int32_t>(row) - 1)
-          return absl::UnimplementedError("verify plans that are not chains");
-      }
-      logits += count;
-    } else {
-      if (lengths.gdn_pending != 0)
-        return absl::InvalidArgumentError(
-            absl::StrCat(who, " has pending delta records: fold them before prefill"));
-      logits += sequence.last_logits ? 1 : 0;
-    }
-    DFLASH_RETURN_IF_ERROR(CheckCheckpoints(sequence));
-    const bool can_score = sequence.phase == Phase::kPrefill && sequence.next_token < config.vocab_size &&
-                           batch.vocabulary >= 1 && batch.vocabulary <= config.vocab_size;
-    if (sequence.log_probs != 0 && !can_score)
-      return absl::InvalidArgumentError(absl::StrCat(who, ": its rows can have no log probabilities"));
-    rows[sequence.phase == Phase::kVerify] += count;
-  }
-  if (rows[0] > options.max_prefill_rows || rows[1] > options.max_verify_rows ||
-      logits > options.max_logits_rows) {
-    return absl::InvalidArgumentError(absl::StrCat("a step of ", rows[0], " prefill rows, ", rows[1],
-                                                   " verify rows and ", logits,
-                                                   " rows of logits is too large"));
-  }
-  return absl::OkStatus();
-}
-
 absl::StatusOr<ForwardResult> Target::Impl::Forward(const StepBatch& batch) {
-  DFLASH_RETURN_IF_ERROR(CheckBatch(batch));
-  // Rows of different phases never share a linear call: each phase has its own arithmetic.
-  HostGroup groups[2];
-  for (size_t i = 0; i < batch.sequences.size(); ++i) {
-    const SequenceRows& sequence = batch.sequences[i];
-    HostGroup& group = groups[sequence.phase == Phase::kVerify];
-    const auto first = static_cast<int32_t>(group.tokens.size());
-    const auto count = static_cast<int32_t>(sequence.tokens.size());
-    group.members.push_back(i);
-    group.segments.push_back({.slot = sequence.slot,
-                              .first_row = first,
-                              .row_count = count,
-                              .start_position = static_cast<int32_t>(sequence.start_position)});
-    if (sequence.phase == Phase::kPrefill)
-      CutAtCheckpoints(group.segments.back(), sequence.checkpoints, group);
-    group.tokens.insert(group.tokens.end(), sequence.tokens.begin(), sequence.tokens.end());
-    for (int32_t row = 0; row < count; ++row) {
-      const bool wanted = sequence.phase == Phase::kVerify || (sequence.last_logits && row == count - 1);
-      if (wanted) group.logits_of.push_back(first + row);
-    }
-  }
+  if (commit_due_) return absl::FailedPreconditionError("the last verification was not committed");
+  DFLASH_RETURN_IF_ERROR(CheckBatch(batch,
+                                    {.vocabulary = config.vocab_size,
+                                     .prefill_rows = options.max_prefill_rows,
+                                     .verify_rows = options.max_verify_rows,
+                                     .block_rows = options.max_block_rows,
+                                     .logits_rows = options.max_logits_rows,
+                                     .checkpoints = options.checkpoints},
+                                    *table));
   ForwardResult result;
   result.rows.resize(batch.sequences.size());
   result.logits_rows.resize(batch.sequences.size());
   result.log_probs.resize(batch.sequences.size());
   int64_t first_row = 0;
   int64_t first_logits = 0;
+  // Rows of different phases never share a linear call: each phase has its own arithmetic.
   for (const Phase phase : {Phase::kPrefill, Phase::kVerify}) {
-    const HostGroup& host = groups[phase == Phase::kVerify];
+    const PhaseRows host = RowsOfPhase(batch, phase);
     if (host.tokens.empty()) continue;
     DFLASH_ASSIGN_OR_RETURN(const RowGroup group, UploadGroup(phase, host));
     DFLASH_RETURN_IF_ERROR(RunGroup(group, first_row));
@@ -469,7 +263,7 @@ absl::StatusOr<ForwardResult> Target::Impl::Forward(const StepBatch& batch) {
   return result;
 }
 
-absl::StatusOr<RowGroup> Target::Impl::UploadGroup(Phase phase, const HostGroup& host) {
+absl::StatusOr<RowGroup> Target::Impl::UploadGroup(Phase phase, const PhaseRows& host) {
   const Buffer& device = phase == Phase::kVerify ? verify_segments_ : prefill_segments_;
   // All lists of segments behind one another.
   std::vector<Segment> segments;
@@ -485,7 +279,7 @@ absl::StatusOr<RowGroup> Target::Impl::UploadGroup(Phase phase, const HostGroup&
                     .rows = static_cast<int64_t>(host.tokens.size()),
                     .parts = {},
                     .checkpoints = add(host.checkpoints)};
-  for (const HostGroup::Part& part : host.parts)
+  for (const PhaseRows::Part& part : host.parts)
     group.parts.push_back({.segments = add(part.segments), .copies = part.copies});
   DFLASH_RETURN_IF_ERROR(Upload(device, segments.data(), segments.size() * sizeof(Segment)));
   DFLASH_RETURN_IF_ERROR(Upload(ids_, host.tokens.data(), host.tokens.size() * sizeof(int32_t)));
@@ -536,8 +330,8 @@ absl::Status Target::Impl::RunGroup(const RowGroup& group, int64_t first_tap_row
                               forcing(HiddenStateIndex{static_cast<int32_t>(i)}, phase, residual.own_rows()));
     }
     if (i == 0 || is_forced) DFLASH_RETURN_IF_ERROR(residual.Norm(layer.input_norm.view()));
-    DFLASH_RETURN_IF_ERROR(IsFull(i) ? FullAttention(i, group, x, delta)
-                                     : LinearAttention(i, group, x, delta));
+    DFLASH_RETURN_IF_ERROR(state.IsFull(i) ? FullAttention(i, group, x, delta)
+                                           : LinearAttention(i, group, x, delta));
     DFLASH_RETURN_IF_ERROR(residual.AddNorm(layer.post_attention_norm.view()));
     DFLASH_RETURN_IF_ERROR(FeedForward(layer, phase, x, delta));
   }
@@ -567,7 +361,7 @@ absl::Status Target::Impl::ComputeLogits(const RowGroup& group, const std::vecto
                 *stream);
 }
 
-absl::Status Target::Impl::ScoreFollowers(const StepBatch& batch, const HostGroup& host,
+absl::Status Target::Impl::ScoreFollowers(const StepBatch& batch, const PhaseRows& host,
                                           ForwardResult* result) {
   for (size_t m = 0; m < host.members.size(); ++m) {
     const SequenceRows& sequence = batch.sequences[host.members[m]];
@@ -620,11 +414,12 @@ absl::Status Target::Impl::FullAttention(size_t index, const RowGroup& group, Co
   DFLASH_RETURN_IF_ERROR(NormAndRope(q, w.q_norm.view(), k, w.k_norm.view(), NormWeight::kOnePlus, eps(),
                                      rope_, segments, *stream));
   const float scale = 1.0f / std::sqrt(static_cast<float>(config.head_dim));
-  DFLASH_RETURN_IF_ERROR(Attention(q, k, v, segments, nullptr, table->page_table(), Pool(index),
+  DFLASH_RETURN_IF_ERROR(Attention(q, k, v, segments, nullptr, table->page_table(), state.Pool(index),
                                    AttentionMask{}, scale, phase, out, *stream,
                                    ContextWritten::kBeforeLastNormAndRope, gate));
   if (phase == Phase::kPrefill) {
-    DFLASH_RETURN_IF_ERROR(StoreKeyValue(k, v, segments, nullptr, table->page_table(), Pool(index), *stream));
+    DFLASH_RETURN_IF_ERROR(
+        StoreKeyValue(k, v, segments, nullptr, table->page_table(), state.Pool(index), *stream));
   }
   return Linear(out, w.out, phase, delta, *stream);
 }
@@ -637,41 +432,42 @@ absl::Status Target::Impl::LinearAttention(size_t index, const RowGroup& group, 
   // Columns of the stacked projection: conv inputs (q, k, v), output gates z, update logits b, decay logits
   // a.
   const MatrixView all = Projections(index, phase).view().Block(0, x.rows, 0, w.in.out_features());
-  const int64_t qkv_cols = gdn_.QkvCols();
+  const GatedDeltaNetShape& gdn = state.shape();
+  const int64_t qkv_cols = gdn.QkvCols();
   const MatrixView conv_in = all.Cols(0, qkv_cols);
   const MatrixView z = all.Cols(qkv_cols, value_cols_);
   const MatrixView conv_out = conv_out_.Rows(x.rows);
   const MatrixView out = mixed_.view().Block(0, x.rows, 0, value_cols_);
   DFLASH_RETURN_IF_ERROR(Linear(x, w.in, phase, all, *stream));
   GatedDeltaNetInput input = {.qkv = conv_in,
-                              .beta = all.Cols(qkv_cols + value_cols_, gdn_.value_heads),
-                              .decay = all.Cols(qkv_cols + value_cols_ + gdn_.value_heads, gdn_.value_heads),
+                              .beta = all.Cols(qkv_cols + value_cols_, gdn.value_heads),
+                              .decay = all.Cols(qkv_cols + value_cols_ + gdn.value_heads, gdn.value_heads),
                               .a_log = w.a_log.As<float>(),
                               .dt_bias = w.dt_bias.As<float>()};
   if (phase == Phase::kVerify) {
     const GatedDeltaNetSurroundings around = {.conv_weight = w.conv.view(),
-                                              .conv_state = Conv(index),
+                                              .conv_state = state.Conv(index),
                                               .norm_weight = w.norm.view(),
                                               .z = z,
                                               .gate = config.gate_activation,
                                               .eps = eps()};
-    DFLASH_RETURN_IF_ERROR(GatedDeltaNetMixerVerify(gdn_, input, around, segments, table->pending(),
-                                                    Recurrent(index), conv_out, out, *stream));
+    DFLASH_RETURN_IF_ERROR(GatedDeltaNetMixerVerify(gdn, input, around, segments, table->pending(),
+                                                    state.Recurrent(index), conv_out, out, *stream));
   } else {
-    DFLASH_RETURN_IF_ERROR(CausalConv(conv_in, w.conv.view(), segments, Conv(index), conv_out, *stream));
+    DFLASH_RETURN_IF_ERROR(
+        CausalConv(conv_in, w.conv.view(), segments, state.Conv(index), conv_out, *stream));
     input.qkv = conv_out;
-    DFLASH_RETURN_IF_ERROR(AdvanceConvState(conv_in, segments, nullptr, Conv(index), *stream));
+    DFLASH_RETURN_IF_ERROR(AdvanceConvState(conv_in, segments, nullptr, state.Conv(index), *stream));
     if (group.checkpoints.count > 0) {
       // A checkpoint lies at least as many rows behind the beginning as the state has.
       DFLASH_RETURN_IF_ERROR(
-          AdvanceConvState(conv_in, group.checkpoints, nullptr, CheckpointConv(index), *stream));
+          AdvanceConvState(conv_in, group.checkpoints, nullptr, state.CheckpointConv(index), *stream));
     }
     for (const RowGroup::Part& part : group.parts) {
       DFLASH_RETURN_IF_ERROR(
-          GatedDeltaNetPrefill(gdn_, input, part.segments, Recurrent(index), out, *stream));
+          GatedDeltaNetPrefill(gdn, input, part.segments, state.Recurrent(index), out, *stream));
       for (const StateCopy& copy : part.copies) {
-        DFLASH_RETURN_IF_ERROR(CopyRows(StateRows(recurrent_states_[index], copy.slot),
-                                        StateRows(checkpoint_states_[index], copy.checkpoint), *stream));
+        DFLASH_RETURN_IF_ERROR(state.KeepRecurrent(index, copy.slot, copy.checkpoint));
       }
     }
     DFLASH_RETURN_IF_ERROR(GatedRmsNorm(out, w.norm.view(), z, config.gate_activation, eps(), out, *stream));
@@ -744,12 +540,12 @@ absl::Status Target::Impl::CommitVerified(const VerifyRows& verified, const int3
   std::vector<ConvCommit> linear_layers;
   for (size_t layer = 0; layer < weights.layers.size(); ++layer) {
     const MatrixView all = verify_projections_[layer].Rows(verified.rows);
-    if (IsFull(layer)) {
+    if (state.IsFull(layer)) {
       full_layers.push_back({.k = all.Cols(2 * query_cols_, kv_cols_),
                              .v = all.Cols(2 * query_cols_ + kv_cols_, kv_cols_),
-                             .pool = Pool(layer)});
+                             .pool = state.Pool(layer)});
     } else {
-      linear_layers.push_back({.x = all.Cols(0, gdn_.QkvCols()), .state = Conv(layer)});
+      linear_layers.push_back({.x = all.Cols(0, state.shape().QkvCols()), .state = state.Conv(layer)});
     }
   }
   DFLASH_RETURN_IF_ERROR(
@@ -758,79 +554,16 @@ absl::Status Target::Impl::CommitVerified(const VerifyRows& verified, const int3
   return AdvanceTargetLengths(verified.segments, row_counts, table->device_lengths(), *stream);
 }
 
-absl::Status Target::Impl::Open(int32_t slot) {
-  for (size_t layer = 0; layer < weights.layers.size(); ++layer) {
-    if (IsFull(layer)) continue;
-    const int64_t state_bytes = gdn_.StateFloats() * int64_t{sizeof(float)};
-    const int64_t conv_bytes = Conv(layer).Bytes() / table->slots();
-    DFLASH_RETURN_IF_ERROR(
-        ZeroFill(recurrent_states_[layer].As<char>() + slot * state_bytes, state_bytes, *stream));
-    DFLASH_RETURN_IF_ERROR(ZeroFill(conv_states_[layer].As<char>() + slot * conv_bytes, conv_bytes, *stream));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status Target::Impl::Restore(int32_t slot, int32_t checkpoint) {
-  if (checkpoint < 0 || checkpoint >= options.checkpoints)
-    return absl::InvalidArgumentError(absl::StrCat("checkpoint ", checkpoint, " of ", options.checkpoints));
-  for (size_t layer = 0; layer < weights.layers.size(); ++layer) {
-    if (IsFull(layer)) continue;
-    DFLASH_RETURN_IF_ERROR(CopyRows(StateRows(checkpoint_states_[layer], checkpoint),
-                                    StateRows(recurrent_states_[layer], slot), *stream));
-    // A slot's conv state as one row.
-    const int64_t values = (config.conv_kernel - 1) * gdn_.QkvCols();
-    const auto conv_row = [&](const ConvState& states, int32_t index) {
-      auto* row = static_cast<char*>(states.data) + index * values * SizeOf(ActivationDType());
-      return MatrixView(row, ActivationDType(), 1, values, values);
-    };
-    DFLASH_RETURN_IF_ERROR(
-        CopyRows(conv_row(CheckpointConv(layer), checkpoint), conv_row(Conv(layer), slot), *stream));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status Target::Impl::FillPages(const std::vector<int32_t>& pages, float value) {
-  for (size_t layer = 0; layer < weights.layers.size(); ++layer) {
-    if (IsFull(layer)) DFLASH_RETURN_IF_ERROR(FillKeyValue(Pool(layer), pages, value, *stream));
-  }
-  return absl::OkStatus();
-}
-
 absl::Status Target::Impl::FoldPending(int32_t slot) {
   if (table->lengths(slot).gdn_pending == 0) return absl::OkStatus();
   DFLASH_RETURN_IF_ERROR(Upload(row_counts_, &slot, sizeof(slot)));
-  for (size_t layer = 0; layer < weights.layers.size(); ++layer) {
-    if (IsFull(layer)) continue;
-    DFLASH_RETURN_IF_ERROR(
-        GatedDeltaNetFold(gdn_, row_counts_.As<int32_t>(), 1, table->pending(), Recurrent(layer), *stream));
-  }
+  DFLASH_RETURN_IF_ERROR(state.Fold(row_counts_.As<int32_t>(), 1));
   return table->SetFolded(slot);
 }
 
 absl::StatusOr<std::vector<std::vector<float>>> Target::Impl::ExportState(int32_t slot) {
   DFLASH_RETURN_IF_ERROR(FoldPending(slot));
-  std::vector<std::vector<float>> stores;
-  const int64_t length = table->lengths(slot).target_kv;
-  for (size_t layer = 0; layer < weights.layers.size(); ++layer) {
-    if (IsFull(layer)) {
-      DFLASH_ASSIGN_OR_RETURN(std::vector<std::vector<float>> kv,
-                              ExportKeyValue(Pool(layer), table->page_table(), slot, length, *stream));
-      std::move(kv.begin(), kv.end(), std::back_inserter(stores));
-      continue;
-    }
-    const int64_t floats = gdn_.StateFloats();
-    std::vector<float> state(static_cast<size_t>(floats));
-    DFLASH_RETURN_IF_ERROR(CopyToHost(state.data(), recurrent_states_[layer].As<float>() + slot * floats,
-                                      floats * int64_t{sizeof(float)}, *stream));
-    stores.push_back(std::move(state));
-    const int64_t conv_values = (config.conv_kernel - 1) * gdn_.QkvCols();
-    const auto* conv = conv_states_[layer].As<char>() + slot * conv_values * SizeOf(ActivationDType());
-    DFLASH_ASSIGN_OR_RETURN(
-        std::vector<float> conv_state,
-        ActivationsToHost(ConstMatrixView(conv, ActivationDType(), 1, conv_values, conv_values), *stream));
-    stores.push_back(std::move(conv_state));
-  }
-  return stores;
+  return state.Export(slot);
 }
 
 Target::Target(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -845,10 +578,12 @@ absl::StatusOr<std::unique_ptr<Target>> Target::Load(const TargetConfig& config,
   return std::unique_ptr<Target>(new Target(std::move(impl)));
 }
 
-absl::Status Target::Open(int32_t slot) { return impl_->Open(slot); }
-absl::Status Target::Restore(int32_t slot, int32_t checkpoint) { return impl_->Restore(slot, checkpoint); }
+absl::Status Target::Open(int32_t slot) { return impl_->state.Open(slot); }
+absl::Status Target::Restore(int32_t slot, int32_t checkpoint) {
+  return impl_->state.Restore(slot, checkpoint);
+}
 absl::Status Target::FillPages(const std::vector<int32_t>& pages, float value) {
-  return impl_->FillPages(pages, value);
+  return impl_->state.FillPages(pages, value);
 }
 int64_t Target::checkpoints() const { return impl_->options.checkpoints; }
 absl::StatusOr<ForwardResult> Target::Forward(const StepBatch& batch) { return impl_->Forward(batch); }

@@ -15,36 +15,13 @@
 #include "kernels/device/stream.h"
 #include "kernels/sampling/sharded_sampling.h"
 #include "worker/cache/sequence_table.h"
-#include "worker/cache/state_checkpoint.h"
 #include "worker/comm/communicator.h"
 #include "worker/model/checkpoint.h"
 #include "worker/model/row_processing.h"
+#include "worker/model/step_batch.h"
 #include "worker/model/target_config.h"
 
 namespace dflash {
-
-// The rows of one sequence in a step: its next tokens after the committed length.
-struct SequenceRows {
-  int32_t slot = 0;
-  Phase phase = Phase::kPrefill;
-  int64_t start_position = 0;    // = committed length of the slot
-  std::vector<int32_t> tokens;   // at least one
-  std::vector<int32_t> parents;  // VERIFY: of the verify plan; may be empty for a chain
-  bool last_logits = false;  // PREFILL: logits of the last row are wanted. VERIFY rows always yield logits
-  // PREFILL: copies of the recurrent and conv states to be kept on the way, in ascending order of position;
-  // inside the rows or at their end, at most kMaxCheckpoints. Rows with checkpoints start on the grid.
-  std::vector<StateCheckpoint> checkpoints = {};
-  // PREFILL: log probabilities of the tokens that follow the rows are wanted: one and the number of best
-  // tokens beside each; 0: none. The last row's follower is next_token; -1: it is no token of the prompt.
-  int32_t log_probs = 0;
-  int32_t next_token = -1;
-};
-inline constexpr int64_t kMaxCheckpoints = 8;
-
-struct StepBatch {
-  std::vector<SequenceRows> sequences;  // a slot at most once
-  int64_t vocabulary = 0;               // real token ids; where log probabilities are wanted
-};
 
 // Half-open range of rows.
 struct RowRange {
