@@ -39,6 +39,9 @@ const std::vector<Figure>& Figures();
 double CopyCeiling(const Stream& stream);
 double ReadCeiling(const Stream& stream);
 double GemmCeiling(const Stream& stream);
+// Enqueues copies of `bytes` (a multiple of 16 KiB) into shared memory, by the copy engine of each
+// multiprocessor: what a kernel that streams weights does, without anybody looking at them.
+absl::Status BulkCopy(const void* from, int64_t bytes, const Stream& stream);
 
 // Fills with bf16 numbers, normally distributed: a product of zeros draws less power and runs faster.
 absl::Status FillNormal(void* data, int64_t bytes, float deviation, uint64_t seed, const Stream& stream);
@@ -61,6 +64,7 @@ struct Ceilings {
   double gemm;        // multiplications and additions per second of cuBLASLt's largest product, bfloat16
 };
 void RunLinear(const Stream& stream, const Ceilings& ceilings);
+void RunEnergy(const Stream& stream);
 void RunOperations(const Stream& stream, const Ceilings& ceilings);
 void RunStep(const Stream& stream);
 void RunSequences(const Stream& stream, const Ceilings& ceilings);

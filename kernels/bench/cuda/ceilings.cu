@@ -6,6 +6,7 @@
 #include "kernels/bench/cuda/bench.h"
 #include "kernels/device/cuda/cuda_status.h"
 #include "kernels/device/cuda/launch.cuh"
+#include "kernels/device/cuda/ptx.cuh"
 #include "kernels/device/cuda/stream_cuda.h"
 
 namespace dflash::bench {
@@ -39,6 +40,35 @@ __global__ void __launch_bounds__(kThreads) MoveKernel(const uint4* from, uint4*
   if (!kCopy && sum == 0x12345678u) to->x = sum;  // so that the loads stay
 }
 
+constexpr int kStages = 12, kStageBytes = 16 << 10;
+
+// One thread of a block copies its share of `stages`, kStages of them on their way at a time.
+__global__ void BulkCopyKernel(const uint8_t* from, int64_t stages) {
+#if __CUDA_ARCH__ >= 900
+  extern __shared__ __align__(128) uint8_t ring[];
+  __shared__ __align__(8) uint64_t arrived[kStages];
+  LetNextKernelStart();
+  WaitForPreviousKernel();
+  for (int i = 0; i < kStages; ++i) ptx::BarrierInit(ptx::SharedAddress(arrived + i), 1);
+  ptx::BarrierInitFence();
+  const int64_t begin = stages * blockIdx.x / gridDim.x,
+                count = stages * (blockIdx.x + 1) / gridDim.x - begin;
+  const auto copy = [&](int64_t i) {
+    const uint32_t barrier = ptx::SharedAddress(arrived + i % kStages);
+    ptx::BarrierArriveExpecting(barrier, kStageBytes);
+    ptx::CopyBulk(ptx::SharedAddress(ring + i % kStages * kStageBytes), from + (begin + i) * kStageBytes,
+                  kStageBytes, barrier, ptx::kEvictFirst);
+  };
+  for (int64_t i = 0; i < kStages && i < count; ++i) copy(i);
+  for (int64_t i = 0; i < count; ++i) {
+    ptx::BarrierWait(ptx::SharedAddress(arrived + i % kStages), static_cast<uint32_t>(i / kStages % 2));
+    if (i + kStages < count) copy(i + kStages);
+  }
+#else
+  __trap();
+#endif
+}
+
 __global__ void FillKernel(__nv_bfloat162* to, int64_t pairs, float deviation, uint64_t seed) {
   LetNextKernelStart();
   WaitForPreviousKernel();
@@ -63,6 +93,19 @@ absl::Status FillNormal(void* data, int64_t bytes, float deviation, uint64_t see
   return CudaStatus(
       Launch(context, shape, FillKernel, static_cast<__nv_bfloat162*>(data), bytes / 4, deviation, seed),
       "filling");
+}
+
+absl::Status BulkCopy(const void* from, int64_t bytes, const Stream& stream) {
+  constexpr int kRingBytes = kStages * kStageBytes;
+  const CudaContext& context = CudaOf(stream);
+  DFLASH_RETURN_IF_ERROR(CudaStatus(
+      cudaFuncSetAttribute(BulkCopyKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kRingBytes),
+      "shared memory of a bulk copy"));
+  const LaunchShape shape = {
+      .grid = Grid(context.multiprocessors), .block = dim3(1), .shared_bytes = kRingBytes};
+  return CudaStatus(
+      Launch(context, shape, BulkCopyKernel, static_cast<const uint8_t*>(from), bytes / kStageBytes),
+      "bulk copy");
 }
 
 namespace {

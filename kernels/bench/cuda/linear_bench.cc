@@ -10,6 +10,7 @@
 #include "base/status.h"
 #include "kernels/bench/cuda/bench.h"
 #include "kernels/bench/cuda/cublas.h"
+#include "kernels/bench/cuda/energy_meter.h"
 #include "kernels/device/cuda/cuda_status.h"
 #include "kernels/device/cuda/stream_cuda.h"
 #include "kernels/linear/linear_cuda.h"
@@ -77,6 +78,22 @@ class LinearBench {
     return CudaStatus(LaunchLinearTiled(x, shape.At(NextWeight(shape)), y, CudaOf(stream_)), "tiled");
   }
 
+  absl::Status Cublas(const Shape& shape, int64_t rows, const CublasLinear::Algorithm& algorithm) {
+    return cublas_.Launch(x_.data(), NextWeight(shape), y_.data(), rows, shape.N, shape.K, algorithm);
+  }
+  // Microseconds a call.
+  double FastestOfCublas(const Shape& shape, int64_t rows, CublasLinear::Algorithm* fastest) {
+    const int launches = static_cast<int>(std::max(1.0, 4e9 / shape.Bytes()));
+    double least = std::numeric_limits<double>::infinity();
+    for (const CublasLinear::Algorithm& algorithm : Value(cublas_.Algorithms(rows, shape.N, shape.K))) {
+      const double us = MicrosecondsPerCall(Name("cuBLASLt", shape, rows), launches,
+                                            [&] { return Cublas(shape, rows, algorithm); });
+      if (us < least) *fastest = algorithm;
+      least = std::min(least, us);
+    }
+    return least;
+  }
+
   double MicrosecondsPerCall(const std::string& name, int launches,
                              const std::function<absl::Status()>& call) {
     const Microseconds time = TimeReplays(
@@ -116,37 +133,23 @@ class LinearBench {
     std::printf("\nVERIFY beside cuBLASLt, %lld rows: us\n%-16s%10s%10s%8s\n", static_cast<long long>(kRows),
                 "", "ours", "cuBLASLt", "ratio");
     CublasLinear::Algorithm fastest[std::size(kShapes)];
-    const auto cublas = [&](const Shape& shape, const CublasLinear::Algorithm& algorithm) {
-      return cublas_.Launch(x_.data(), NextWeight(shape), y_.data(), kRows, shape.N, shape.K, algorithm);
-    };
     for (const Shape& shape : kShapes) {
       const int launches = static_cast<int>(std::max(1.0, 4e9 / shape.Bytes()));
       const double ours = MicrosecondsPerCall(Name("linear, beside", shape, kRows), launches,
                                               [&] { return Streamed(shape, kRows); });
-      double theirs = std::numeric_limits<double>::infinity();
-      for (const CublasLinear::Algorithm& algorithm : Value(cublas_.Algorithms(kRows, shape.N, shape.K))) {
-        const double us = MicrosecondsPerCall(Name("cuBLASLt", shape, kRows), launches,
-                                              [&] { return cublas(shape, algorithm); });
-        if (us < theirs) fastest[&shape - kShapes] = algorithm;
-        theirs = std::min(theirs, us);
-      }
+      const double theirs = FastestOfCublas(shape, kRows, &fastest[&shape - kShapes]);
       std::printf("%-16s%10.2f%10.2f%8.3f\n", shape.name, ours, theirs, theirs / ours);
       std::fflush(stdout);
     }
     for (int repeat = 0; repeat < 3; ++repeat) {
       const auto all = [&](const char* name, const auto& launch) {
-        const Microseconds time = TimeReplays(stream_, [&] {
-          absl::Status status;
-          ForEachLayer([&](const Shape& shape) { status.Update(launch(shape)); });
-          status.Update(launch(kShapes[5]));
-          return status;
-        });
+        const Microseconds time = TimeReplays(stream_, [&] { return All(launch); });
         Record(std::string(name) + ", all 257, 16 rows", time);
         return time.median;
       };
       const double ours = all("linear, beside", [&](const Shape& shape) { return Streamed(shape, kRows); });
-      const double theirs =
-          all("cuBLASLt", [&](const Shape& shape) { return cublas(shape, fastest[&shape - kShapes]); });
+      const double theirs = all(
+          "cuBLASLt", [&](const Shape& shape) { return Cublas(shape, kRows, fastest[&shape - kShapes]); });
       std::printf("%-16s%10.0f%10.0f%8.3f\n", "all 257", ours, theirs, theirs / ours);
     }
   }
@@ -161,16 +164,51 @@ class LinearBench {
     }
   }
 
+  // All 257, as a forward pass has them.
+  template <typename Call>
+  absl::Status All(const Call& call) {
+    absl::Status status;
+    ForEachLayer([&](const Shape& shape) { status.Update(call(shape)); });
+    status.Update(call(kShapes[5]));
+    return status;
+  }
+
+  // What the GPU draws while it reads as much as all 257 layers have, and while they run.
+  void Energies() {
+    const EnergyMeter meter = Value(EnergyMeter::Open());
+    const auto line = [&](const std::string& name, const std::function<absl::Status()>& body) {
+      const Energy energy = meter.Measure(stream_, body);
+      std::printf("%-36s%8.2f ms %8.2f J %6.0f W %6.0f MHz\n", name.c_str(), energy.milliseconds,
+                  energy.joules, energy.watts(), energy.megahertz);
+      std::fflush(stdout);
+    };
+    int64_t bytes = 0;
+    for (const Shape& shape : kShapes) bytes += shape.count * static_cast<int64_t>(shape.Bytes());
+    line("copied into shared memory", [&] {
+      absl::Status status;
+      for (int64_t left = bytes; left > 0; left -= kSlabBytes)
+        status.Update(BulkCopy(slab_.data(), std::min(left, kSlabBytes) >> 14 << 14, stream_));
+      return status;
+    });
+    for (int64_t rows : {1, 16, 32, 64, 96, 128, 192, 256}) {
+      line("streamed, " + std::to_string(rows) + " rows",
+           [&] { return All([&](const Shape& shape) { return Streamed(shape, rows); }); });
+    }
+    for (int64_t rows : {16, 128, 256}) {
+      CublasLinear::Algorithm fastest[std::size(kShapes)];
+      for (const Shape& shape : kShapes) FastestOfCublas(shape, rows, &fastest[&shape - kShapes]);
+      line("cuBLASLt, " + std::to_string(rows) + " rows", [&] {
+        return All([&](const Shape& shape) { return Cublas(shape, rows, fastest[&shape - kShapes]); });
+      });
+    }
+  }
+
   void Sequence(const Ceilings& ceilings) {
     double bytes = 0;
     for (const Shape& shape : kShapes) bytes += shape.count * shape.Bytes();
     for (int64_t rows : {1, 8, 16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256}) {
-      const Microseconds time = TimeReplays(stream_, [&] {
-        absl::Status status;
-        ForEachLayer([&](const Shape& shape) { status.Update(Streamed(shape, rows)); });
-        status.Update(Streamed(kShapes[5], rows));
-        return status;
-      });
+      const Microseconds time = TimeReplays(
+          stream_, [&] { return All([&](const Shape& shape) { return Streamed(shape, rows); }); });
       Record("linear, verify, all 257, " + std::to_string(rows) + " rows", time);
       std::printf("  %3lld rows: %6.3f [%.3f %.3f] %3.0f%%\n", static_cast<long long>(rows),
                   time.median * 1e-3, time.low * 1e-3, time.high * 1e-3,
@@ -272,6 +310,12 @@ double GemmCeiling(const Stream& stream) {
     best = std::min(best, time.median);
   }
   return 2e6 * static_cast<double>(kRows * N * K) / best;
+}
+
+void RunEnergy(const Stream& stream) {
+  LinearBench bench(stream);
+  std::printf("\nall 257 linear layers, energy of the whole device\n");
+  bench.Energies();
 }
 
 void RunLinear(const Stream& stream, const Ceilings& ceilings) {

@@ -1,4 +1,4 @@
-// gpu_bench [--json FILE] [linear|operations|sequences|step]: tables of what the CUDA kernels reach.
+// gpu_bench [--json FILE] [linear|energy|operations|sequences|step]: tables of what the CUDA kernels reach.
 #include <cuda_runtime_api.h>
 
 #include <cstdio>
@@ -42,8 +42,9 @@ int Main(int argc, char** argv) {
     }
   }
   const auto wanted = [&](const char* part) { return *only == 0 || std::strcmp(only, part) == 0; };
-  if (!wanted("linear") && !wanted("operations") && !wanted("sequences") && !wanted("step")) {
-    std::fprintf(stderr, "usage: gpu_bench [--json FILE] [linear|operations|sequences|step]\n");
+  if (!wanted("linear") && !wanted("energy") && !wanted("operations") && !wanted("sequences") &&
+      !wanted("step")) {
+    std::fprintf(stderr, "usage: gpu_bench [--json FILE] [linear|energy|operations|sequences|step]\n");
     return 64;
   }
   const Stream stream = Value(Stream::Create({}));
@@ -56,6 +57,7 @@ int Main(int argc, char** argv) {
               ceilings.copy * 1e-12, ceilings.read * 1e-12, ceilings.gemm * 1e-12);
   std::fflush(stdout);
   if (wanted("linear")) RunLinear(stream, ceilings);
+  if (wanted("energy")) RunEnergy(stream);
   if (wanted("operations")) RunOperations(stream, ceilings);
   if (wanted("sequences")) RunSequences(stream, ceilings);
   if (wanted("step")) RunStep(stream);
