@@ -41,23 +41,20 @@ struct Gates {
   double golden = 0;  // against another implementation's float32
   double stage = 0;   // one stage against double precision
   double margin = 0;  // logits further apart than this keep their order
-  // How far honest rounding may move a stage that weights make sensitive: `roundings` times what the stage
-  // moves by when each of its inputs moves by `unit`, the unit roundoff of activations. Sums of thousands of
-  // terms are rounded in activations that are float32, and in float32 where activations are 16 bits.
-  double unit = 0, roundings = 0;
+  // How far honest rounding may move what weights make sensitive: some unit roundoffs, of activations for
+  // numbers that are kept, and of float32, in which sums run whatever the activations are.
+  Rounding rounding;
 };
 // Of the backend's activations.
 inline Gates GatesFor(DType activations) {
   return activations == DType::kF32 ? Gates{.golden = 5e-5,
                                             .stage = 2e-5,
                                             .margin = 1e-4,
-                                            .unit = 0x1p-24,
-                                            .roundings = 32}
+                                            .rounding = {.number = 16 * 0x1p-24, .sum = 16 * 0x1p-24}}
                                     : Gates{.golden = 0.2,
                                             .stage = 0.06,
                                             .margin = 0.25,
-                                            .unit = 0x1p-8,
-                                            .roundings = 4};
+                                            .rounding = {.number = 4 * 0x1p-8, .sum = 16 * 0x1p-24}};
 }
 
 // The pair that is examined, as every check knows it. Nothing is owned.
@@ -108,11 +105,16 @@ absl::Status CheckLongContext(const Subject& subject, const SequenceRecord& whol
 
 // --- sequences in company
 
-// An output of the drafter's final norm for which the head chooses the mask token; empty: none was found.
-absl::StatusOr<Rows> OutputForMask(const Subject& subject);
-// `alone`: the same sequences by themselves. mask_forced: `together.forced` came of OutputForMask.
+// An output of the drafter's final norm for which the head chooses the mask token.
+struct MaskOutput {
+  Rows y;              // [1, D]
+  int64_t second = 0;  // the best of all other tokens
+};
+// None: none was found.
+absl::StatusOr<std::optional<MaskOutput>> OutputForMask(const Subject& subject);
+// After CheckDrafts. `alone`: the same sequences by themselves. output: what `together.forced` came of.
 void CheckTogether(const Subject& subject, const Probe::Together& together,
-                   const std::vector<const SequenceRecord*>& alone, bool mask_forced);
+                   const std::vector<const SequenceRecord*>& alone, const std::optional<MaskOutput>& output);
 
 // --- rounds
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -13,36 +12,47 @@
 namespace dflash::doctor {
 
 void StageError::Keep(const StageError& other) {
-  if (gate == 0 || other.error * gate > error * other.gate) *this = other;
+  const auto rank = [](const StageError& stage) { return stage.tells_nothing() ? 1 : stage.fails() ? 2 : 0; };
+  if (gate == 0 || rank(other) > rank(*this) ||
+      (rank(other) == rank(*this) && other.error * gate > error * other.gate)) {
+    *this = other;
+  }
 }
 
-absl::StatusOr<StageError> CompareStage(const Subject& subject, const Rows& ours, const Rows& right,
-                                        const std::function<absl::StatusOr<Rows>(double unit)>& moved) {
-  StageError stage = {.error = RelativeError(ours, right), .gate = subject.gates.stage};
-  if (!stage.fails()) return stage;
-  DFLASH_ASSIGN_OR_RETURN(const Rows disturbed, moved(subject.gates.unit));
-  const double rounding = subject.gates.roundings * RelativeError(disturbed, right);
-  if (std::isfinite(rounding)) stage.gate = std::max(stage.gate, rounding);
-  return stage;
+absl::StatusOr<StageError> CompareStage(const Subject& subject, const Rows& ours,
+                                        const std::function<absl::StatusOr<Rows>()>& stage) {
+  DFLASH_ASSIGN_OR_RETURN(const Rows right, stage());
+  StageError error = {.error = RelativeError(ours, right), .gate = subject.gates.stage};
+  // One drawing of signs may spare the number that decides.
+  constexpr uint64_t kDrawings = 4;
+  for (uint64_t seed = 0; seed < kDrawings && error.fails(); ++seed) {
+    DFLASH_ASSIGN_OR_RETURN(const Rows moved, subject.reference->Moved(subject.gates.rounding, seed, stage));
+    error.gate = std::max(error.gate, RelativeError(moved, right));
+  }
+  return error;
+}
+
+bool JudgeRange(const Subject& subject, const char* id) {
+  const double largest = subject.reference->largest();
+  if (subject.reference->fits_float32()) return false;
+  const std::string words = absl::StrFormat(
+      "weights lead to numbers beyond float32's range%s",
+      std::isfinite(largest) ? absl::StrFormat(": up to %.2g in double precision", largest) : "");
+  subject.report->Fail(id, words, words, Blame::kModel);
+  subject.report->Of(id).look_at = "The drafter's weights: outliers, or a conversion that scaled them.";
+  return true;
 }
 
 void JudgeStage(const Subject& subject, const char* id, const StageError& worst, std::string compared,
                 std::string detail, std::string cause) {
   Report& report = *subject.report;
-  const double largest = subject.reference->largest();
-  if (worst.fails() && !(largest <= std::numeric_limits<float>::max())) {
-    const std::string words = absl::StrFormat(
-        "weights lead to numbers beyond float32's range%s",
-        std::isfinite(largest) ? absl::StrFormat(": up to %.2g in double precision", largest) : "");
-    report.Judge(id, worst.error, worst.gate, std::move(compared), words, words);
-    report.Of(id).blame = Blame::kModel;
-    report.Of(id).look_at = "The drafter's weights: outliers, or a conversion that scaled them.";
-    return;
-  }
-  if (worst.error > subject.gates.stage && worst.gate > 1) {
-    return report.NotChecked(id, absl::StrFormat("rounding alone may move this by %.2g of its size: with "
-                                                 "these weights nothing can be told from it",
-                                                 worst.gate));
+  if ((worst.fails() || worst.tells_nothing()) && JudgeRange(subject, id)) return;
+  if (worst.tells_nothing()) {
+    return report.NotChecked(
+        id,
+        absl::StrFormat("rounding alone may move this by %s: with these weights nothing can be told from it",
+                        std::isfinite(worst.gate) ? absl::StrFormat("%.2g of its size", worst.gate)
+                                                  : "more than its size, which is 0"));
   }
   report.Judge(id, worst.error, worst.gate, std::move(compared), std::move(detail), std::move(cause));
 }
@@ -107,23 +117,24 @@ absl::StatusOr<MaskMatch> ClosestMask(const Subject& subject, const SequenceReco
   const LayerContext visible = {.k = all.k.Slice(start, record.context_end - start),
                                 .v = all.v.Slice(start, record.context_end - start),
                                 .first_position = start};
-  // unit: by which what attention reads is disturbed.
-  const auto attend = [&](const Mask& mask, double unit) {
-    return subject.reference->Attend(Disturbed(pass.q, unit), Disturbed(pass.k, unit),
-                                     Disturbed(pass.v, unit), record.length(),
-                                     {.k = Disturbed(visible.k, unit),
-                                      .v = Disturbed(visible.v, unit),
-                                      .first_position = visible.first_position},
-                                     {.window = mask.window, .causal = mask.causal});
+  DraftReference& reference = *subject.reference;
+  const auto attend = [&](const Mask& mask) {
+    return reference.Attend(reference.Rounded(pass.q), reference.Rounded(pass.k), reference.Rounded(pass.v),
+                            record.length(),
+                            {.k = reference.Rounded(visible.k),
+                             .v = reference.Rounded(visible.v),
+                             .first_position = visible.first_position},
+                            {.window = mask.window, .causal = mask.causal});
   };
   MaskMatch match = {.mask = wanted, .wanted = {}};
-  DFLASH_ASSIGN_OR_RETURN(
-      match.wanted, CompareStage(subject, pass.attended, attend(wanted, 0),
-                                 [&](double unit) -> absl::StatusOr<Rows> { return attend(wanted, unit); }));
+  DFLASH_ASSIGN_OR_RETURN(match.wanted, CompareStage(subject, pass.attended, [&]() -> absl::StatusOr<Rows> {
+                            return attend(wanted);
+                          }));
+  if (match.wanted.tells_nothing()) return match;
   double best = kNoMatch;
   for (const Mask& other : others) {
     if (other == wanted) continue;
-    const double error = RelativeError(pass.attended, attend(other, 0));
+    const double error = RelativeError(pass.attended, attend(other));
     // Near its edge a mask may hide little: one that explains much more counts where the wanted one is within
     // its gate, too. Masks that hide the same keys give the same numbers: the first one counts.
     if (error >= best * 0.99 || error > std::max(match.wanted.gate, subject.gates.stage)) continue;

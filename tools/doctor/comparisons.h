@@ -18,16 +18,22 @@ inline constexpr double kNoMatch = std::numeric_limits<double>::infinity();
 // How far a stage is from double precision, and how far it may be.
 struct StageError {
   double error = 0;
-  double gate = 0;  // Gates::stage, or more where rounding alone moves the stage further (Gates::roundings)
+  double gate = 0;  // Gates::stage, or more where rounding alone moves the stage further (Gates::rounding)
 
   bool fails() const { return !(error <= gate); }
-  // Keeps the one that is further past its gate, or nearer to it.
+  // Rounding alone may turn it into anything; without bound, where the stage should give zeros.
+  bool tells_nothing() const { return gate > 1; }
+  // Keeps the one that says more: a failure, what tells nothing, a pass; of two alike the one that is further
+  // past its gate, or nearer to it.
   void Keep(const StageError& other);
 };
-// Of `ours` against `right`. `moved(unit)` is `right` of inputs that are Disturbed by `unit`; it is asked for
-// only where the error is past Gates::stage.
-absl::StatusOr<StageError> CompareStage(const Subject& subject, const Rows& ours, const Rows& right,
-                                        const std::function<absl::StatusOr<Rows>(double unit)>& moved);
+// Of `ours` against what `stage` gives, which is made of calls of the reference, of inputs that are Rounded.
+// Where the error is past Gates::stage, the gate is how far rounding moves the stage, if that is more.
+absl::StatusOr<StageError> CompareStage(const Subject& subject, const Rows& ours,
+                                        const std::function<absl::StatusOr<Rows>()>& stage);
+// Fails an interface, as the model's, where the reference met numbers beyond float32's range since
+// DraftReference::ForgetLargest. False: it met none.
+bool JudgeRange(const Subject& subject, const char* id);
 // The finding of an interface whose stages were compared since DraftReference::ForgetLargest. What fails
 // with numbers beyond float32's range is the model's. What rounding alone may turn into anything is not
 // checked.

@@ -49,9 +49,8 @@ absl::Status CheckFusion(const Subject& subject, const Sequences& sequences) {
   for (const SequenceRecord& record : sequences.records) {
     const std::vector<int64_t> positions = Sampled(record.length());
     const Rows taps = Pick(record.taps, positions), c = Pick(record.features, positions);
-    DFLASH_ASSIGN_OR_RETURN(const Rows right, subject.reference->Features(taps));
-    DFLASH_ASSIGN_OR_RETURN(const StageError error, CompareStage(subject, c, right, [&](double unit) {
-                              return subject.reference->Features(Disturbed(taps, unit));
+    DFLASH_ASSIGN_OR_RETURN(const StageError error, CompareStage(subject, c, [&] {
+                              return subject.reference->Features(subject.reference->Rounded(taps));
                             }));
     worst.Keep(error);
     if (error.fails() && cause.empty()) {
@@ -99,28 +98,27 @@ absl::Status MeasureInjection(const Subject& subject, const SequenceRecord& reco
   const Rows c = Pick(record.features, positions);
   const Rotation wanted = WantedRotation(subject);
   for (size_t layer = 0; layer < config.layers.size(); ++layer) {
-    DFLASH_ASSIGN_OR_RETURN(const Rows k, reference.Keys(layer, c));
-    DFLASH_ASSIGN_OR_RETURN(const Rows v, reference.Values(layer, c));
     const Rows stored_k = Pick(record.context[layer].k, positions);
     const Rows stored_v = Pick(record.context[layer].v, positions);
-    using Form = std::function<Rows(const Rows& keys)>;
-    const auto compare_keys = [&](const Form& form, const Rows& ours) {
-      return CompareStage(subject, ours, form(k), [&](double unit) -> absl::StatusOr<Rows> {
-        DFLASH_ASSIGN_OR_RETURN(const Rows moved, reference.Keys(layer, Disturbed(c, unit)));
-        return form(moved);
+    const auto compare_keys = [&](const Rows& ours, const std::function<Rows(const Rows& keys)>& form) {
+      return CompareStage(subject, ours, [&]() -> absl::StatusOr<Rows> {
+        DFLASH_ASSIGN_OR_RETURN(const Rows keys, reference.Keys(layer, reference.Rounded(c)));
+        return form(keys);
       });
     };
-    DFLASH_ASSIGN_OR_RETURN(const StageError values, CompareStage(subject, stored_v, v, [&](double unit) {
-                              return reference.Values(layer, Disturbed(c, unit));
+    DFLASH_ASSIGN_OR_RETURN(const StageError values, CompareStage(subject, stored_v, [&] {
+                              return reference.Values(layer, reference.Rounded(c));
                             }));
-    const Form norms_of = [&](const Rows& keys) { return HeadNorms(keys, config.head_dim); };
-    DFLASH_ASSIGN_OR_RETURN(const StageError norms, compare_keys(norms_of, norms_of(stored_k)));
-    DFLASH_ASSIGN_OR_RETURN(
-        const StageError origin,
-        compare_keys([](const Rows& keys) { return keys.Slice(0, 1); }, stored_k.Slice(0, 1)));
-    DFLASH_ASSIGN_OR_RETURN(
-        const StageError rotated,
-        compare_keys([&](const Rows& keys) { return reference.Rotate(keys, positions, wanted); }, stored_k));
+    DFLASH_ASSIGN_OR_RETURN(const StageError norms,
+                            compare_keys(HeadNorms(stored_k, config.head_dim),
+                                         [&](const Rows& keys) { return HeadNorms(keys, config.head_dim); }));
+    DFLASH_ASSIGN_OR_RETURN(const StageError origin, compare_keys(stored_k.Slice(0, 1), [](const Rows& keys) {
+                              return keys.Slice(0, 1);
+                            }));
+    DFLASH_ASSIGN_OR_RETURN(const StageError rotated, compare_keys(stored_k, [&](const Rows& keys) {
+                              return reference.Rotate(keys, positions, wanted);
+                            }));
+    DFLASH_ASSIGN_OR_RETURN(const Rows k, reference.Keys(layer, c));
     if (values.fails() || norms.fails() || origin.fails()) errors->bad_layer = layer;
     errors->values.Keep(values);
     errors->norms.Keep(norms);

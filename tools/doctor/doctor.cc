@@ -279,6 +279,7 @@ absl::Status Examination::ExamineDrafting() {
   DFLASH_RETURN_IF_ERROR(CheckDrafts(subject_, sequences.records[0].pass));
   for (const char* id : {"fusion", "injection", "rope", "masks", "draft-layers", "positions"})
     overflows_ |= report.Of(id).outcome == Outcome::kFail && report.Of(id).blame == Blame::kModel;
+  overflows_ |= !reference_->fits_float32();  // of logits
   if (Stops()) return absl::OkStatus();
 
   Log("long context, chunks, company");
@@ -291,14 +292,13 @@ absl::Status Examination::ExamineDrafting() {
     }));
   }
   DFLASH_RETURN_IF_ERROR(CheckLongContext(subject_, whole, chunked, sequences.records[0]));
-  DFLASH_ASSIGN_OR_RETURN(const Rows output, OutputForMask(subject_));
-  const bool forced = output.rows == 1;
-  const Rows replacement = forced ? output : Rows(1, target_config_->hidden_size);
+  DFLASH_ASSIGN_OR_RETURN(const std::optional<MaskOutput> output, OutputForMask(subject_));
+  const Rows replacement = output ? output->y : Rows(1, target_config_->hidden_size);
   const std::vector<const SequenceRecord*> alone = {&sequences.records[0], &chunked};
   DFLASH_ASSIGN_OR_RETURN(const Probe::Together together, ranks_->Measure<Probe::Together>([&](Probe& probe) {
     return probe.RunTogether(alone, replacement);
   }));
-  CheckTogether(subject_, together, alone, forced);
+  CheckTogether(subject_, together, alone, output);
   return CheckDraftLogits(subject_, sequences);
 }
 

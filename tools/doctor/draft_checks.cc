@@ -60,11 +60,14 @@ absl::StatusOr<std::vector<BestToken>> BestTokens(const Subject& subject, const 
   return best;
 }
 
+bool AllZero(const Rows& rows) {
+  return std::all_of(rows.values.begin(), rows.values.end(), [](double value) { return value == 0; });
+}
+
 // Every token has the same logit in every row, though the rows are not zero.
 bool SaysNothing(const Rows& rows, const std::vector<BestToken>& best) {
-  return std::any_of(rows.values.begin(), rows.values.end(), [](double value) { return value != 0; }) &&
-         std::all_of(best.begin(), best.end(),
-                     [](const BestToken& of_row) { return of_row.lowest == of_row.logit; });
+  return !AllZero(rows) && std::all_of(best.begin(), best.end(),
+                                       [](const BestToken& of_row) { return of_row.lowest == of_row.logit; });
 }
 
 struct DraftCounts {
@@ -77,15 +80,36 @@ struct DraftCounts {
   bool all_alike = false;
 };
 
-DraftCounts Count(const Subject& subject, const std::vector<int32_t>& drafts,
-                  const std::vector<BestToken>& best) {
+// Whether rounding alone may put token `id` before the best one of a row.
+absl::StatusOr<bool> RoundingMayChoose(const Subject& subject, const Rows& y, int64_t id,
+                                       const BestToken& best) {
+  if (id < 0 || id >= subject.vocabulary) return false;
+  DFLASH_ASSIGN_OR_RETURN(const Rows logit, subject.reference->Logits(y, id, 1));
+  double rounding = 0;
+  for (const int64_t token : {id, best.id}) {
+    DFLASH_ASSIGN_OR_RETURN(const double of_token,
+                            subject.reference->LogitRounding(subject.gates.rounding, y, token));
+    rounding += of_token;
+  }
+  return best.logit - logit.values[0] <= rounding;
+}
+
+// y: the rows behind the anchor's.
+absl::StatusOr<DraftCounts> Count(const Subject& subject, const std::vector<int32_t>& drafts, const Rows& y,
+                                  const std::vector<BestToken>& best) {
   DraftCounts counts = {.drafts = static_cast<int64_t>(drafts.size()),
                         .all_alike = std::set<int32_t>(drafts.begin(), drafts.end()).size() == 1};
   for (size_t j = 0; j < drafts.size(); ++j) {
     const bool miss = drafts[j] != best[j].id;
     // Logits that reach further are rounded more coarsely.
     const double reach = std::max(1.0, (best[j].logit - best[j].lowest) / 100);
-    const bool clear = best[j].margin > subject.gates.margin * reach;
+    bool clear = best[j].margin > subject.gates.margin * reach;
+    if (clear && miss) {
+      DFLASH_ASSIGN_OR_RETURN(
+          const bool rounding,
+          RoundingMayChoose(subject, y.Slice(static_cast<int64_t>(j), 1), drafts[j], best[j]));
+      clear = !rounding;
+    }
     counts.misses += miss;
     counts.clear_rows += clear;
     counts.clear_misses += clear && miss;
@@ -94,6 +118,9 @@ DraftCounts Count(const Subject& subject, const std::vector<int32_t>& drafts,
   }
   return counts;
 }
+
+constexpr char kForeignHead[] =
+    "the drafter's head is zero or not the target's: all logits are equal and the lowest id wins";
 
 // Sampled columns of the logits, on what the final norm gave.
 absl::Status CheckHead(const Subject& subject, const DraftPass& pass, const DraftCounts& counts) {
@@ -104,7 +131,7 @@ absl::Status CheckHead(const Subject& subject, const DraftPass& pass, const Draf
         "head",
         absl::StrCat("every draft is token ", pass.proposals[0], "; by the head of the target ",
                      counts.clear_misses, " of ", counts.clear_rows, " rows have another best token"),
-        "the drafter's head is zero or not the target's: all logits are equal and the lowest id wins");
+        kForeignHead);
     subject.report->Of("head").compared = kCompared;
     return absl::OkStatus();
   }
@@ -112,15 +139,14 @@ absl::Status CheckHead(const Subject& subject, const DraftPass& pass, const Draf
   const int64_t columns = std::min(pass.logits.cols, subject.vocabulary);
   StageError worst;
   double worst_of_row_before = 0;
-  subject.reference->ForgetLargest();
   for (int64_t part = 0; part < kParts; ++part) {
     const int64_t first = std::max<int64_t>(0, (columns - kColumns) * part / (kParts - 1));
     const int64_t count = std::min(kColumns, columns - first);
     const Rows ours = pass.logits.Columns(first, count);
-    DFLASH_ASSIGN_OR_RETURN(const Rows right, subject.reference->Logits(rows, first, count));
     DFLASH_ASSIGN_OR_RETURN(const Rows of_row_before, subject.reference->Logits(rows_before, first, count));
-    DFLASH_ASSIGN_OR_RETURN(const StageError error, CompareStage(subject, ours, right, [&](double unit) {
-                              return subject.reference->Logits(Disturbed(rows, unit), first, count);
+    DFLASH_ASSIGN_OR_RETURN(const StageError error, CompareStage(subject, ours, [&] {
+                              return subject.reference->Logits(subject.reference->Rounded(rows), first,
+                                                               count);
                             }));
     worst.Keep(error);
     worst_of_row_before = std::max(worst_of_row_before, RelativeError(ours, of_row_before));
@@ -132,7 +158,10 @@ absl::Status CheckHead(const Subject& subject, const DraftPass& pass, const Draf
   return absl::OkStatus();
 }
 
+constexpr char kNoClearRow[] = "no row has a token that is clearly the best";
+
 void CheckDraftRows(const Subject& subject, const DraftCounts& counts) {
+  if (counts.clear_rows == 0) return subject.report->NotChecked("draft-rows", kNoClearRow);
   subject.report->Judge("draft-rows", static_cast<double>(counts.clear_misses), 0,
                         "best token of row j, in double precision",
                         absl::StrCat(counts.drafts - counts.misses, " of ", counts.drafts,
@@ -144,9 +173,8 @@ void CheckDraftRows(const Subject& subject, const DraftCounts& counts) {
 }
 
 void CheckDtype(const Subject& subject, const DraftCounts& counts) {
-  const double share = counts.clear_rows == 0 ? 0
-                                              : static_cast<double>(counts.clear_misses) /
-                                                    static_cast<double>(counts.clear_rows);
+  if (counts.clear_rows == 0) return subject.report->NotChecked("dtype", kNoClearRow);
+  const double share = static_cast<double>(counts.clear_misses) / static_cast<double>(counts.clear_rows);
   subject.report->Judge("dtype", share, 0.02, "double precision",
                         absl::StrCat(counts.misses, " of ", counts.drafts, " drafts differ, ",
                                      counts.clear_misses, " of them in rows that are no near ties"),
@@ -179,30 +207,53 @@ void CheckDraftTemperature(const Subject& subject, const Probe::Together& togeth
       "drafts are sampled with the request's temperature");
 }
 
-void CheckMaskToken(const Subject& subject, const Probe::Together& together, bool mask_forced) {
-  if (!mask_forced) {
+// Of an output that the head has to take the mask id for. It tells as well whether there is a head where the
+// drafter's own output is zeros, of which any head makes the same.
+void CheckMaskToken(const Subject& subject, const Probe::Together& together,
+                    const std::optional<MaskOutput>& output) {
+  if (!output) {
     return subject.report->Skip(
         "mask-token", "no output of the final norm was found for which the head chooses the mask token");
   }
   const std::vector<int32_t>& drafts = together.forced;
   const int64_t kept = std::count(drafts.begin(), drafts.end(), subject.own.mask_token_id);
   const int64_t stripped = static_cast<int64_t>(drafts.size()) - kept;
-  subject.report->Judge("mask-token", static_cast<double>(stripped), 0,
-                        "an output for which the head chooses the mask id",
-                        absl::StrCat(kept, " of ", drafts.size(), " drafts are the mask id"),
-                        "drafts equal to the mask id are stripped as if they were placeholders");
+  // Whoever strips the mask id drafts nothing there, or the second best.
+  const auto foreign = std::find_if(drafts.begin(), drafts.end(), [&](int32_t draft) {
+    return draft >= 0 && draft != subject.own.mask_token_id && draft != output->second;
+  });
+  constexpr char kCompared[] = "an output for which the head chooses the mask id";
+  Report& report = *subject.report;
+  if (report.Of("head").outcome == Outcome::kNotChecked && foreign == drafts.end()) {
+    report.Pass("head", 0, 0, kCompared, "the drafter's own output is zeros");
+  } else if (report.Of("head").outcome != Outcome::kFail && foreign != drafts.end()) {
+    report.Fail("head", absl::StrCat("of ", kCompared, " it makes token ", *foreign), kForeignHead);
+  }
+  report.Judge("mask-token", static_cast<double>(stripped), 0, kCompared,
+               absl::StrCat(kept, " of ", drafts.size(), " drafts are the mask id"),
+               foreign == drafts.end()
+                   ? "drafts equal to the mask id are stripped as if they were placeholders"
+                   : "see the head");
 }
 
 }  // namespace
 
 absl::Status CheckDrafts(const Subject& subject, const DraftPass& pass) {
+  Report& report = *subject.report;
   const Rows rows = pass.output.Slice(1, pass.rows() - 1);
+  subject.reference->ForgetLargest();
   DFLASH_ASSIGN_OR_RETURN(const std::vector<BestToken> best, BestTokens(subject, rows));
-  const DraftCounts counts = Count(subject, pass.proposals, best);
+  DFLASH_ASSIGN_OR_RETURN(const DraftCounts counts, Count(subject, pass.proposals, rows, best));
+  if (JudgeRange(subject, "head")) {
+    for (const char* id : {"draft-rows", "dtype"}) report.NotChecked(id, "there are no logits to compare");
+    return absl::OkStatus();
+  }
   if (SaysNothing(rows, best)) {
-    subject.report->Fail("head", "every token has the same logit, in double precision as well",
-                         "the target's lm_head is zero, or all of its rows are the same", Blame::kModel);
-    subject.report->Of("head").look_at = "lm_head (tied: the embedding) in the target's checkpoint.";
+    report.Fail("head", "every token has the same logit, in double precision as well",
+                "the target's lm_head is zero, or all of its rows are the same", Blame::kModel);
+    report.Of("head").look_at = "lm_head (tied: the embedding) in the target's checkpoint.";
+  } else if (AllZero(rows)) {
+    report.NotChecked("head", "the final norm gives zeros, of which any head makes the same");
   } else {
     DFLASH_RETURN_IF_ERROR(CheckHead(subject, pass, counts));
   }
@@ -238,20 +289,19 @@ absl::Status CheckDraftLogits(const Subject& subject, const Sequences& sequences
 }
 
 void CheckTogether(const Subject& subject, const Probe::Together& together,
-                   const std::vector<const SequenceRecord*>& alone, bool mask_forced) {
+                   const std::vector<const SequenceRecord*>& alone, const std::optional<MaskOutput>& output) {
   CheckBatching(subject, together, alone);
   CheckDraftTemperature(subject, together);
-  CheckMaskToken(subject, together, mask_forced);
+  CheckMaskToken(subject, together, output);
 }
 
 // A perceptron of one class: starts at the mask token's row of the head and moves away from whatever wins.
-absl::StatusOr<Rows> OutputForMask(const Subject& subject) {
+absl::StatusOr<std::optional<MaskOutput>> OutputForMask(const Subject& subject) {
   const int64_t mask = subject.own.mask_token_id;
-  if (mask >= subject.vocabulary) return Rows();
+  if (mask >= subject.vocabulary) return std::nullopt;
   DFLASH_ASSIGN_OR_RETURN(const Rows wanted, subject.reference->HeadRow(mask));
   // Of zeros, the mask token's logit is 0 whatever the output.
-  if (std::all_of(wanted.values.begin(), wanted.values.end(), [](double value) { return value == 0; }))
-    return Rows();
+  if (AllZero(wanted)) return std::nullopt;
   Rows y = wanted;
   const int rounds = subject.vocabulary > (1 << 16) ? 20 : 300;  // a head of real size takes seconds a round
   for (int round = 0; round < rounds; ++round) {
@@ -272,13 +322,21 @@ absl::StatusOr<Rows> OutputForMask(const Subject& subject) {
     double rms = 0;
     for (const double value : y.values) rms += value * value;
     rms = std::sqrt(rms / static_cast<double>(y.cols));
-    if (!(rms > 0) || winner < 0) return Rows();
+    if (!(rms > 0) || winner < 0) return std::nullopt;
     for (double& value : y.values) value /= rms;
-    if ((mask_logit - best) / rms > 4 * subject.gates.margin) return y;
+    if (const double gap = (mask_logit - best) / rms; gap > 4 * subject.gates.margin) {
+      double rounding = 0;
+      for (const int64_t token : {mask, winner}) {
+        DFLASH_ASSIGN_OR_RETURN(const double of_token,
+                                subject.reference->LogitRounding(subject.gates.rounding, y, token));
+        rounding += of_token;
+      }
+      if (gap > rounding) return MaskOutput{.y = y, .second = winner};
+    }
     DFLASH_ASSIGN_OR_RETURN(const Rows other, subject.reference->HeadRow(winner));
     for (size_t i = 0; i < y.values.size(); ++i) y.values[i] += 8 * (wanted.values[i] - other.values[i]);
   }
-  return Rows();
+  return std::nullopt;
 }
 
 }  // namespace dflash::doctor

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -39,21 +39,50 @@ absl::StatusOr<std::vector<float>> ReadFloats(const Checkpoint& checkpoint, cons
   return values;
 }
 
+// Of a dot product.
+double SumOfSquaredTerms(const double* x, const float* w, int64_t count) {
+  double squares = 0;
+  for (int64_t d = 0; d < count; ++d) squares += std::pow(x[d] * w[d], 2);
+  return squares;
+}
+
 }  // namespace
 
-Rows Disturbed(Rows rows, double unit) {
-  uint64_t state = 0x9e3779b97f4a7c15;
-  for (double& value : rows.values) {
-    state ^= state << 13, state ^= state >> 7, state ^= state << 17;  // xorshift64
-    value *= state >> 63 == 0 ? 1 + unit : 1 - unit;
-  }
+absl::StatusOr<Rows> DraftReference::Moved(const Rounding& rounding, uint64_t seed,
+                                           const std::function<absl::StatusOr<Rows>()>& stage) {
+  rounding_ = rounding;
+  sign_state_ = 0x9e3779b97f4a7c15 * (2 * seed + 1);  // odd, so never 0
+  absl::StatusOr<Rows> moved = stage();
+  sign_state_ = 0;
+  return moved;
+}
+
+double DraftReference::Sign() {
+  sign_state_ ^= sign_state_ << 13, sign_state_ ^= sign_state_ >> 7, sign_state_ ^= sign_state_ << 17;
+  return sign_state_ >> 63 == 0 ? 1 : -1;
+}
+
+// Below its normal range float32 is coarser, or flushed to zero.
+double DraftReference::RoundedNumber(double value) {
+  if (sign_state_ == 0) return value;
+  return value + Sign() * (rounding_.number * std::abs(value) + std::numeric_limits<float>::min());
+}
+
+double DraftReference::RoundedSum(double sum, double squares, int64_t count) {
+  if (sign_state_ == 0) return sum;
+  return sum + Sign() * rounding_.sum * std::sqrt(static_cast<double>(count) * squares);
+}
+
+Rows DraftReference::Rounded(Rows rows) {
+  if (sign_state_ == 0) return rows;
+  for (double& value : rows.values) value = RoundedNumber(value);
   return rows;
 }
 
-void DraftReference::Note(double value) const {
+void DraftReference::Note(double value) {
   largest_ = std::isfinite(value) ? std::max(largest_, std::abs(value)) : HUGE_VAL;
 }
-void DraftReference::Note(const Rows& rows) const {
+void DraftReference::Note(const Rows& rows) {
   for (const double value : rows.values) Note(value);
 }
 
@@ -67,36 +96,63 @@ absl::StatusOr<const std::vector<float>*> DraftReference::Weight(const std::stri
 
 absl::StatusOr<Rows> DraftReference::Linear(const Rows& x, const std::string& weight) {
   DFLASH_ASSIGN_OR_RETURN(const std::vector<float>* w, Weight(weight));
-  Rows y(x.rows, drafter_.Get(weight).rows());
-  if (static_cast<int64_t>(w->size()) != y.cols * x.cols)
+  const int64_t cols = drafter_.Get(weight).rows();
+  if (static_cast<int64_t>(w->size()) != cols * x.cols)
     return absl::InternalError(absl::StrCat(weight, ": read with ", x.cols, " inputs"));
-  LinearRef<double>(x.values.data(), w->data(), x.rows, y.cols, x.cols, y.values.data());
+  return Rounded(Product(x, *w, cols));
+}
+
+Rows DraftReference::Product(const Rows& x, const std::vector<float>& w, int64_t cols) {
+  Rows y(x.rows, cols);
+  LinearRef<double>(x.values.data(), w.data(), x.rows, cols, x.cols, y.values.data());
+  for (int64_t i = 0; sign_state_ != 0 && i < y.rows; ++i) {
+    for (int64_t column = 0; column < cols; ++column) {
+      const double squares = SumOfSquaredTerms(x.row(i), w.data() + column * x.cols, x.cols);
+      Note(std::sqrt(squares));
+      y.row(i)[column] = RoundedSum(y.row(i)[column], squares, x.cols);
+    }
+  }
   Note(y);
   return y;
+}
+
+void DraftReference::NormInto(const double* x, const std::vector<float>& w, double offset, int64_t dim,
+                              double* y) {
+  double sum = 0, fourths = 0;
+  for (int64_t d = 0; d < dim; ++d) {
+    const double square = x[d] * x[d];
+    sum += square;
+    fourths += square * square;
+  }
+  Note(sum);
+  // Another sum scales all of y.
+  const auto root = [&](double of) {
+    return std::sqrt(of / static_cast<double>(dim) + config_.rms_norm_eps);
+  };
+  const double scale = root(sum) / root(RoundedSum(sum, fourths, dim));
+  RmsNormRef<double>(x, w.data(), offset, config_.rms_norm_eps, dim, y);
+  for (int64_t d = 0; d < dim; ++d) y[d] *= scale;
 }
 
 absl::StatusOr<Rows> DraftReference::Norm(const Rows& x, const std::string& weight, double offset) {
   DFLASH_ASSIGN_OR_RETURN(const std::vector<float>* w, Weight(weight));
   Rows y(x.rows, x.cols);
   for (int64_t i = 0; i < x.rows; ++i) {
-    Note(std::inner_product(x.row(i), x.row(i) + x.cols, x.row(i), 0.0));
-    RmsNormRef<double>(x.row(i), w->data(), offset, config_.rms_norm_eps, x.cols, y.row(i));
+    NormInto(x.row(i), *w, offset, x.cols, y.row(i));
   }
   Note(y);
-  return y;
+  return Rounded(std::move(y));
 }
 
 absl::StatusOr<Rows> DraftReference::HeadNorm(Rows x, const std::string& weight) {
   DFLASH_ASSIGN_OR_RETURN(const std::vector<float>* w, Weight(weight));
   for (int64_t i = 0; i < x.rows; ++i) {
     for (int64_t head = 0; head < x.cols; head += config_.head_dim) {
-      double* at = x.row(i) + head;
-      Note(std::inner_product(at, at + config_.head_dim, at, 0.0));
-      RmsNormRef<double>(at, w->data(), 0.0, config_.rms_norm_eps, config_.head_dim, at);
+      NormInto(x.row(i) + head, *w, 0, config_.head_dim, x.row(i) + head);
     }
   }
   Note(x);
-  return x;
+  return Rounded(std::move(x));
 }
 
 absl::StatusOr<Rows> DraftReference::Features(const Rows& taps, FusionForm form) {
@@ -129,7 +185,7 @@ absl::StatusOr<Rows> DraftReference::InputNorm(size_t layer, const Rows& h) {
 absl::StatusOr<Rows> DraftReference::Output(const Rows& h) { return Norm(h, "norm.weight"); }
 
 Rows DraftReference::Rotate(const Rows& rows, const std::vector<int64_t>& positions,
-                            const Rotation& rotation) const {
+                            const Rotation& rotation) {
   const int64_t dim = config_.head_dim;
   const int64_t rotary = 2 * std::lround(rotation.fraction * static_cast<double>(dim) / 2);
   Rows rotated = rows;
@@ -151,11 +207,11 @@ Rows DraftReference::Rotate(const Rows& rows, const std::vector<int64_t>& positi
         at[j < half ? 2 * j : 2 * (j - half) + 1] = head[static_cast<size_t>(j)];
     }
   }
-  return rotated;
+  return Rounded(std::move(rotated));
 }
 
 Rows DraftReference::Attend(const Rows& q, const Rows& k, const Rows& v, int64_t start,
-                            const LayerContext& context, const DraftLayerMask& mask) const {
+                            const LayerContext& context, const DraftLayerMask& mask) {
   const int64_t dim = config_.head_dim;
   const int64_t heads = q.cols / dim;
   const int64_t group = heads / (k.cols / dim);
@@ -176,9 +232,14 @@ Rows DraftReference::Attend(const Rows& q, const Rows& k, const Rows& v, int64_t
         if (mask.causal && distance < 0) return;
         if (mask.window > 0 && distance >= mask.window) return;
         if (mask.window > 0 && !mask.causal && -distance >= mask.window) return;
-        double score = 0;
-        for (int64_t d = 0; d < dim; ++d) score += query[d] * key[d];
+        double score = 0, squares = 0;
+        for (int64_t d = 0; d < dim; ++d) {
+          const double term = query[d] * key[d];
+          score += term;
+          squares += term * term;
+        }
         Note(score);
+        score = RoundedSum(score, squares, dim);
         weights.push_back(score * scale);
         values.push_back(value);
         most = std::max(most, weights.back());
@@ -187,19 +248,26 @@ Rows DraftReference::Attend(const Rows& q, const Rows& k, const Rows& v, int64_t
         see(context.first_position + row, context.k.row(row) + column, context.v.row(row) + column);
       for (int64_t row = 0; row < k.rows; ++row) see(start + row, k.row(row) + column, v.row(row) + column);
       double sum = 0;
-      for (double& weight : weights) sum += weight = std::exp(weight - most);
+      for (double& weight : weights) sum += weight = RoundedNumber(std::exp(weight - most));
       double* result = out.row(i) + head * dim;
-      for (size_t n = 0; n < weights.size(); ++n) {
-        for (int64_t d = 0; d < dim; ++d) result[d] += weights[n] / sum * values[n][d];
+      for (int64_t d = 0; d < dim; ++d) {
+        double squares = 0;
+        for (size_t n = 0; n < weights.size(); ++n) {
+          const double term = weights[n] / sum * values[n][d];
+          result[d] += term;
+          squares += term * term;
+        }
+        result[d] = RoundedSum(result[d], squares, static_cast<int64_t>(weights.size()));
       }
     }
   }
-  return out;
+  return Rounded(std::move(out));
 }
 
 absl::StatusOr<Rows> DraftReference::LayerOutput(size_t layer, const Rows& h, const Rows& attended) {
   DFLASH_ASSIGN_OR_RETURN(Rows residual, Linear(attended, Of(layer, "self_attn.o_proj.weight")));
   for (size_t i = 0; i < residual.values.size(); ++i) residual.values[i] += h.values[i];
+  residual = Rounded(std::move(residual));
   DFLASH_ASSIGN_OR_RETURN(const Rows x, Norm(residual, Of(layer, "post_attention_layernorm.weight")));
   DFLASH_ASSIGN_OR_RETURN(const Rows gate, Linear(x, Of(layer, "mlp.gate_proj.weight")));
   DFLASH_ASSIGN_OR_RETURN(const Rows up, Linear(x, Of(layer, "mlp.up_proj.weight")));
@@ -210,10 +278,11 @@ absl::StatusOr<Rows> DraftReference::LayerOutput(size_t layer, const Rows& h, co
   }
   SwiGluRef<double>(both.values.data(), x.rows, gate.cols, activated.values.data());
   Note(activated);
+  activated = Rounded(std::move(activated));
   DFLASH_ASSIGN_OR_RETURN(const Rows down, Linear(activated, Of(layer, "mlp.down_proj.weight")));
   for (size_t i = 0; i < residual.values.size(); ++i) residual.values[i] += down.values[i];
   Note(residual);
-  return residual;
+  return Rounded(std::move(residual));
 }
 
 absl::StatusOr<Rows> DraftReference::Embedding(const std::vector<int32_t>& ids) {
@@ -226,22 +295,27 @@ absl::StatusOr<Rows> DraftReference::Embedding(const std::vector<int32_t>& ids) 
   return rows;
 }
 
-absl::StatusOr<Rows> DraftReference::HeadRows(int64_t first, int64_t count) {
+absl::StatusOr<std::vector<float>> DraftReference::HeadRows(int64_t first, int64_t count) {
   const TensorInfo* head = target_.Find("lm_head.weight");
   const TensorInfo& tensor = head != nullptr ? *head : target_.Get("embed_tokens.weight");  // tied
-  DFLASH_ASSIGN_OR_RETURN(const std::vector<float> values,
-                          ReadFloats(target_, tensor, tensor.Rows(first, count)));
-  return Rows(count, tensor.cols(), values);
+  return ReadFloats(target_, tensor, tensor.Rows(first, count));
 }
 
-absl::StatusOr<Rows> DraftReference::HeadRow(int64_t id) { return HeadRows(id, 1); }
+absl::StatusOr<Rows> DraftReference::HeadRow(int64_t id) {
+  DFLASH_ASSIGN_OR_RETURN(const std::vector<float> values, HeadRows(id, 1));
+  return Rows(1, static_cast<int64_t>(values.size()), values);
+}
 
 absl::StatusOr<Rows> DraftReference::Logits(const Rows& y, int64_t first, int64_t count) {
-  DFLASH_ASSIGN_OR_RETURN(const Rows head, HeadRows(first, count));
-  Rows logits(y.rows, count);
-  LinearRef<double>(y.values.data(), head.values.data(), y.rows, count, y.cols, logits.values.data());
-  Note(logits);
-  return logits;
+  DFLASH_ASSIGN_OR_RETURN(const std::vector<float> head, HeadRows(first, count));
+  return Product(y, head, count);
+}
+
+absl::StatusOr<double> DraftReference::LogitRounding(const Rounding& rounding, const Rows& y, int64_t id) {
+  DFLASH_ASSIGN_OR_RETURN(const std::vector<float> head, HeadRows(id, 1));
+  const double size = std::sqrt(SumOfSquaredTerms(y.values.data(), head.data(), y.cols));
+  Note(size);
+  return size * (rounding.number + rounding.sum * std::sqrt(static_cast<double>(y.cols)));
 }
 
 }  // namespace dflash::doctor

@@ -5,6 +5,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <limits>
 #include <map>
 #include <string>
 #include <vector>
@@ -19,8 +21,15 @@ namespace dflash::doctor {
 using golden::RelativeError;
 using golden::Rows;
 
-// The rows with every value moved by a relative `unit` up or down, by fixed pseudo-random signs.
-Rows Disturbed(Rows rows, double unit);
+// How far honest arithmetic may be from double precision, of every number that a stage reads, passes from one
+// operation to the next, or returns.
+struct Rounding {
+  double number = 0;  // of a number that is kept, relative to it
+  // Of a sum of n terms t, relative to sqrt(n sum t^2). Each addition rounds the sum so far, which in
+  // whatever order is about as large as the terms' root sum of squares, and n such errors add up like a
+  // random walk. That is never less than sum |t|, and does not shrink where terms cancel.
+  double sum = 0;
+};
 
 // How c could be made of taps; only kPlain is right.
 enum class FusionForm : uint8_t { kPlain, kOnePlus, kUnnormed };
@@ -48,6 +57,13 @@ class DraftReference {
   DraftReference(const DraftConfig& config, const DraftCheckpoint& drafter, const TargetCheckpoint& target)
       : config_(config), drafter_(drafter), target_(target) {}
 
+  // What `stage`, made of calls of this class, gives when rounding moves every number up or down: by all that
+  // `rounding` allows, and by fixed pseudo-random signs, others for another `seed`.
+  absl::StatusOr<Rows> Moved(const Rounding& rounding, uint64_t seed,
+                             const std::function<absl::StatusOr<Rows>()>& stage);
+  // Inputs of a stage: inside Moved they are moved, elsewhere they are as they are.
+  Rows Rounded(Rows rows);
+
   // c of taps [T, K * D].
   absl::StatusOr<Rows> Features(const Rows& taps, FusionForm form = FusionForm::kPlain);
   // Of context features, or of normed block rows: keys after k_norm and before rotation; values.
@@ -57,10 +73,10 @@ class DraftReference {
   // norm(h; input_layernorm)
   absl::StatusOr<Rows> InputNorm(size_t layer, const Rows& h);
   // Rotates all heads of every row to positions[row].
-  Rows Rotate(const Rows& rows, const std::vector<int64_t>& positions, const Rotation& rotation) const;
+  Rows Rotate(const Rows& rows, const std::vector<int64_t>& positions, const Rotation& rotation);
   // The attention of block rows at positions [start, start + rows): context, then the block itself.
   Rows Attend(const Rows& q, const Rows& k, const Rows& v, int64_t start, const LayerContext& context,
-              const DraftLayerMask& mask) const;
+              const DraftLayerMask& mask);
   // The residual behind the layer, from the one before it and the attention's output.
   absl::StatusOr<Rows> LayerOutput(size_t layer, const Rows& h, const Rows& attended);
   // The final norm.
@@ -71,10 +87,14 @@ class DraftReference {
   absl::StatusOr<Rows> Logits(const Rows& y, int64_t first, int64_t count);
   // One row of the target's head.
   absl::StatusOr<Rows> HeadRow(int64_t id);
+  // How far rounding may move the logit of a token, from y [1, D].
+  absl::StatusOr<double> LogitRounding(const Rounding& rounding, const Rows& y, int64_t id);
 
   // The largest number that came up since the last call of ForgetLargest, squares that a norm sums up
-  // included; infinite where one was none. Beyond float32's range the serving path cannot follow.
+  // and, inside Moved, terms of sums included; infinite where one was none. Beyond float32's range the
+  // serving path cannot follow.
   double largest() const { return largest_; }
+  bool fits_float32() const { return largest_ <= std::numeric_limits<float>::max(); }
   void ForgetLargest() { largest_ = 0; }
 
   const DraftConfig& config() const { return config_; }
@@ -85,15 +105,24 @@ class DraftReference {
   absl::StatusOr<Rows> Norm(const Rows& x, const std::string& weight, double offset = 0);
   // Over heads of head_dim.
   absl::StatusOr<Rows> HeadNorm(Rows x, const std::string& weight);
-  absl::StatusOr<Rows> HeadRows(int64_t first, int64_t count);
-  void Note(double value) const;
-  void Note(const Rows& rows) const;
+  absl::StatusOr<std::vector<float>> HeadRows(int64_t first, int64_t count);
+  // x times the transpose of w [cols, x.cols].
+  Rows Product(const Rows& x, const std::vector<float>& w, int64_t cols);
+  void NormInto(const double* x, const std::vector<float>& w, double offset, int64_t dim, double* y);
+  void Note(double value);
+  void Note(const Rows& rows);
+  double Sign();  // 1 or -1, inside Moved
+  // Moved by rounding, as Rounded. A sum has `count` terms, and that sum of squares.
+  double RoundedNumber(double value);
+  double RoundedSum(double sum, double squares, int64_t count);
 
   const DraftConfig& config_;
   const DraftCheckpoint& drafter_;
   const TargetCheckpoint& target_;
   std::map<std::string, std::vector<float>> weights_;
-  mutable double largest_ = 0;
+  double largest_ = 0;
+  Rounding rounding_;        // inside Moved
+  uint64_t sign_state_ = 0;  // of the pseudo-random signs; 0: not inside Moved
 };
 
 }  // namespace dflash::doctor
