@@ -432,6 +432,9 @@ const Verdict Report::verdict() const {
     }
   }
   if (first_input != nullptr) {
+    const Finding* const first_other = verdict.first_failure != nullptr ? verdict.first_failure
+                                       : first_model != nullptr         ? first_model
+                                                                        : first_either;
     verdict.kind = VerdictKind::kBadInput;
     verdict.first_failure = first_input;
     std::vector<std::string> failing;
@@ -452,6 +455,11 @@ const Verdict Report::verdict() const {
                       failing.size() == 1 ? " fails."
                       : failing.empty()   ? " fails."
                                           : " fail.");
+    }
+    if (first_other != nullptr) {
+      absl::StrAppend(&verdict.text, " Found all the same at \"", first_other->interface->title, "\" (",
+                      first_other->interface->id, ", ", Name(first_other->blame), "): ", first_other->cause,
+                      ". Look at: ", LookAt(*first_other));
     }
     return verdict;
   }
@@ -520,7 +528,10 @@ std::string Report::ToText(bool colours) const {
   };
   constexpr char kBold[] = "\033[1m";
   std::string text;
-  for (const auto& [name, value] : facts) absl::StrAppendFormat(&text, "%-12s %s\n", name, value);
+  for (const auto& [name, value] : facts) {
+    const std::string label = absl::StrFormat("%-12s ", name);
+    absl::StrAppend(&text, label, Wrapped(value, label.size(), std::string(label.size(), ' ')), "\n");
+  }
   absl::StrAppendFormat(&text, "\n%-7s %-39s %-13s %-9s %-8s %s\n", "no.", "interface", "result", "measured",
                         "limit", "oracle");
   for (const Finding& finding : findings_) {

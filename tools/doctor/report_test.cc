@@ -145,6 +145,12 @@ TEST(BlameTest, AFileThatIsNoneIsNotAllThereIs) {
   EXPECT_THAT(report.verdict().text,
               AllOf(HasSubstr("\"chat template and thinking flag\" (template) could not be examined"),
                     HasSubstr(" pass, masks fails."), Not(HasSubstr("Nothing was examined"))));
+  // Nor hides it what was found.
+  EXPECT_THAT(report.verdict().text,
+              HasSubstr("Found all the same at \"causality of the block, per layer\" (masks, integration): "
+                        "cause. Look at: layer_types"));
+  report.Fail("masks", "seen", "another cause", Blame::kModel);
+  EXPECT_THAT(report.verdict().text, HasSubstr("(masks, model): another cause. Look at: "));
 }
 
 TEST(ReportTest, AFindingReplacesTheOneBeforeIt) {
@@ -172,7 +178,9 @@ TEST(ReportTest, NoLineIsWiderThanTheTable) {
         finding.cause += " cause";
       }
     }
+    report.facts.emplace_back("left out", "1 of 21 golden prompts" + report.Of("masks").detail);
     const std::string text = report.ToText(false);
+    EXPECT_THAT(text, HasSubstr("seen\n             seen")) << "under the value, not under its name";
     for (size_t begin = 0, end = 0; begin < text.size(); begin = end + 1) {
       end = text.find('\n', begin);
       EXPECT_LE(end - begin, 106u) << text.substr(begin, end - begin);
