@@ -19,6 +19,7 @@
 #include "tools/dflashctl/block_cuts.h"
 #include "tools/dflashctl/commands.h"
 #include "tools/dflashctl/greedy_request.h"
+#include "tools/dflashctl/paired_acceptance.h"
 #include "tools/doctor/recorded_acceptance.h"
 #include "tools/doctor/revisions.h"
 #include "worker/model/feature_contract.h"
@@ -267,17 +268,15 @@ void Examination::CheckAcceptance() {
 // What a round leaves in the drafter's context has to be what the same tokens leave as a prompt. So rounds
 // behind rejected drafts are run again: as the first round of a request whose prompt ends where they began.
 grpc::Status Examination::CheckContextUpdate() {
-  constexpr size_t kRounds = 16, kRoundsOfOne = 4;
-  constexpr double kLargestLoss = 0.15;  // near ties of 16-bit arithmetic move single drafts
+  constexpr size_t kRounds = 32, kLeastRounds = 8, kRoundsOfOne = 4;
   const auto block = static_cast<int64_t>(model_.drafter().block_size());
   if (report_->Of("prefix").outcome == doctor::Outcome::kFail) {
     report_->NotChecked("context-update", "the drafter's context is wrong before any round: see prefix");
     return grpc::Status::OK;
   }
   BlockCuts cuts(block);
-  size_t rounds = 0;
-  double in_run = 0, as_prompt = 0;
-  for (size_t i = 0; i < alone_.size() && rounds < kRounds; ++i) {
+  std::vector<RoundPair> rounds;
+  for (size_t i = 0; i < alone_.size() && rounds.size() < kRounds; ++i) {
     const Generation& generation = alone_[i];
     const int64_t max_tokens = requests_[i].stopping().max_tokens();
     if (cuts.Add(generation, max_tokens)) continue;
@@ -302,19 +301,21 @@ grpc::Status Examination::CheckContextUpdate() {
           answer.token_ids[0] != generation.token_ids[anchor]) {
         continue;
       }
-      ++rounds;
-      in_run += round.accepted();
-      as_prompt += answer.rounds[0].accepted();
+      rounds.push_back({.ours = static_cast<double>(round.accepted()),
+                        .theirs = static_cast<double>(answer.rounds[0].accepted())});
     }
   }
+  double in_run = 0, as_prompt = 0;
+  for (const RoundPair& round : rounds) in_run += round.ours, as_prompt += round.theirs;
+  const AcceptanceLoss loss = CompareRounds(rounds);
   const std::string detail = absl::StrFormat(
-      "%d rounds behind rejected drafts: %.0f drafts accepted, %.0f with the same tokens as a prompt", rounds,
-      in_run, as_prompt);
-  if (rounds < kRounds / 2 || as_prompt == 0) {
+      "%d rounds behind rejected drafts: %.0f drafts accepted, %.0f with the same tokens as a prompt",
+      rounds.size(), in_run, as_prompt);
+  if (rounds.size() < kLeastRounds || !loss.tells) {
     report_->NotChecked("context-update", cuts.any() ? cuts.Describe() : "too little to compare: " + detail);
   } else {
     report_->Judge(
-        "context-update", std::max(0.0, 1 - in_run / as_prompt), kLargestLoss,
+        "context-update", loss.loss, loss.limit,
         "the same tokens as a prompt, relative loss of accepted drafts", detail,
         "rows of rejected drafts stay in the drafter's context, or accepted ones are stored at other "
         "positions than their own");
