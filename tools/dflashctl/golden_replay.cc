@@ -107,12 +107,6 @@ ReplayReport Report(const std::vector<GoldenPrompt>& golden, const std::vector<R
     const PromptComparison comparison = Compare(golden[i], replayed[i]);
     ++kind.prompts;
     kind.identical_outputs += comparison.OutputIdentical() ? 1 : 0;
-    kind.identical_lengths += comparison.LengthsIdentical() ? 1 : 0;
-    kind.rounds += static_cast<int64_t>(replayed[i].acceptance_lengths.size());
-    golden_rounds[k] += static_cast<int64_t>(golden[i].acceptance_lengths.size());
-    for (int64_t length : replayed[i].acceptance_lengths) kind.mean_length += static_cast<double>(length);
-    for (int64_t length : golden[i].acceptance_lengths)
-      kind.golden_mean_length += static_cast<double>(length);
     const std::string name = absl::StrCat("prompt ", i, " (", kind.kind, "): ");
     if (!comparison.OutputIdentical()) {
       const int64_t at = comparison.first_different_token;
@@ -120,6 +114,16 @@ ReplayReport Report(const std::vector<GoldenPrompt>& golden, const std::vector<R
                                                 EntryText(replayed[i].output_ids, at), ", golden ",
                                                 EntryText(golden[i].output_ids, at)));
     }
+    if (replayed[i].cut) {
+      ++kind.cut;
+      continue;
+    }
+    kind.identical_lengths += comparison.LengthsIdentical() ? 1 : 0;
+    kind.rounds += static_cast<int64_t>(replayed[i].acceptance_lengths.size());
+    golden_rounds[k] += static_cast<int64_t>(golden[i].acceptance_lengths.size());
+    for (int64_t length : replayed[i].acceptance_lengths) kind.mean_length += static_cast<double>(length);
+    for (int64_t length : golden[i].acceptance_lengths)
+      kind.golden_mean_length += static_cast<double>(length);
     if (compare_lengths && !comparison.LengthsIdentical()) {
       const int64_t at = comparison.first_different_round;
       report.differences.push_back(absl::StrCat(name, "acceptance length of round ", at, " is ",
@@ -129,6 +133,7 @@ ReplayReport Report(const std::vector<GoldenPrompt>& golden, const std::vector<R
   }
   for (size_t k = 0; k < report.kinds.size(); ++k) {
     KindReport& kind = report.kinds[k];
+    if (kind.cut == kind.prompts) continue;
     if (kind.rounds > 0) kind.mean_length /= static_cast<double>(kind.rounds);
     kind.golden_mean_length /= static_cast<double>(golden_rounds[k]);
     if (compare_lengths && !(std::abs(kind.mean_length - kind.golden_mean_length) <= kMeanTolerance)) {
@@ -144,13 +149,18 @@ std::string Format(const ReplayReport& report) {
                                      "lengths identical", "tokens per round", "golden");
   KindReport total;
   for (const KindReport& kind : report.kinds) {
-    absl::StrAppend(&text, absl::StrFormat("%-12s %17s %20s %16.3f %8.3f\n", kind.kind,
+    const int64_t whole = kind.prompts - kind.cut;
+    const auto mean = [&](double length) {
+      return whole == 0 ? std::string("-") : absl::StrFormat("%.3f", length);
+    };
+    absl::StrAppend(&text, absl::StrFormat("%-12s %17s %20s %16s %8s\n", kind.kind,
                                            absl::StrCat(kind.identical_outputs, "/", kind.prompts),
-                                           report.compare_lengths
-                                               ? absl::StrCat(kind.identical_lengths, "/", kind.prompts)
+                                           report.compare_lengths && whole > 0
+                                               ? absl::StrCat(kind.identical_lengths, "/", whole)
                                                : std::string("not compared"),
-                                           kind.mean_length, kind.golden_mean_length));
+                                           mean(kind.mean_length), mean(kind.golden_mean_length)));
     total.prompts += kind.prompts;
+    total.cut += kind.cut;
     total.identical_outputs += kind.identical_outputs;
     total.identical_lengths += kind.identical_lengths;
   }
@@ -158,8 +168,9 @@ std::string Format(const ReplayReport& report) {
     absl::StrAppend(&text, "difference: ", difference, "\n");
   absl::StrAppend(&text, total.identical_outputs, "/", total.prompts, " outputs identical");
   if (report.compare_lengths) {
-    absl::StrAppend(&text, ", ", total.identical_lengths, "/", total.prompts,
+    absl::StrAppend(&text, ", ", total.identical_lengths, "/", total.prompts - total.cut,
                     " prompts with all acceptance lengths identical (last rounds are not compared)");
+    if (total.cut > 0) absl::StrAppend(&text, ", ", total.cut, " left out: ", report.cuts);
   }
   absl::StrAppend(&text, report.Passed() ? ": as golden\n" : ": DIFFERENT\n");
   return text;

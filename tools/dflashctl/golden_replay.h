@@ -26,6 +26,7 @@ absl::StatusOr<std::vector<GoldenPrompt>> ParseGolden(std::string_view json);
 struct Replayed {
   std::vector<uint32_t> output_ids;
   std::vector<int64_t> acceptance_lengths;
+  bool cut = false;  // blocks were (block_cuts.h): the lengths are not to be compared
 };
 
 // One prompt's verdict. An index of -1 means "no difference".
@@ -38,10 +39,12 @@ struct PromptComparison {
 };
 PromptComparison Compare(const GoldenPrompt& golden, const Replayed& replayed);
 
-// All prompts of one kind. Means are over all rounds of the kind, the last ones included.
+// All prompts of one kind. Lengths and means, over all rounds, the last ones included, are of those that were
+// not cut.
 struct KindReport {
   std::string kind;
   int64_t prompts = 0;
+  int64_t cut = 0;  // of them
   int64_t identical_outputs = 0;
   int64_t identical_lengths = 0;
   int64_t rounds = 0;
@@ -57,10 +60,12 @@ struct ReplayReport {
   bool compare_lengths = true;           // false without speculation: only outputs are compared
   std::vector<KindReport> kinds;         // in order of first appearance
   std::vector<std::string> differences;  // one line each
+  std::string cuts;                      // what cut blocks (BlockCuts::Describe), where prompts were cut
   bool Passed() const { return differences.empty(); }
 };
 
-// Both vectors are parallel. A kind whose mean is off, or that saw no round at all, is a difference too.
+// Both vectors are parallel. A kind whose mean is off, or that saw no round at all, is a difference too,
+// unless all its prompts were cut.
 ReplayReport Report(const std::vector<GoldenPrompt>& golden, const std::vector<Replayed>& replayed,
                     bool compare_lengths);
 

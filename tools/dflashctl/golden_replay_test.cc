@@ -96,6 +96,27 @@ TEST(GoldenReplay, TheMeanHasATolerance) {
               ElementsAre("chat: 9.925 tokens per round, golden 10.000"));
 }
 
+// Of cut blocks outputs count, lengths do not.
+TEST(GoldenReplay, CutBlocksAreLeftOutAloud) {
+  const std::vector<GoldenPrompt> golden = {kPrompt, kPrompt, {"code", {1}, {1, 2}, {2, 2}}};
+  const std::vector<uint32_t> output = kPrompt.output_ids;
+  std::vector<Replayed> replayed = {
+      {output, {1, 2, 3}}, {output, {1, 1, 1, 1}, true}, {{1, 2}, {1, 1}, true}};
+  ReplayReport report = Report(golden, replayed, true);
+  EXPECT_THAT(report.differences, IsEmpty());
+  EXPECT_EQ(report.kinds[0].mean_length, 2);
+  EXPECT_EQ(report.kinds[1].cut, 1);
+  report.cuts = "blocks were cut to 8 of 16 rows";
+  EXPECT_THAT(
+      Format(report),
+      HasSubstr("3/3 outputs identical, 1/1 prompts with all acceptance lengths identical (last rounds "
+                "are not compared), 2 left out: blocks were cut to 8 of 16 rows: as golden"));
+  replayed[1].cut = false;
+  EXPECT_THAT(Report(golden, replayed, true).differences.front(), HasSubstr("round 1 is 1, golden 2"));
+  replayed[2].output_ids = {1, 3};
+  EXPECT_THAT(Report(golden, replayed, true).differences.back(), HasSubstr("tokens per round"));
+}
+
 TEST(GoldenReplay, WithoutSpeculationOnlyOutputsCount) {
   const std::vector<GoldenPrompt> golden = {kPrompt};
   const std::vector<Replayed> replayed = {{kPrompt.output_ids, {1, 1, 1, 1}}};

@@ -1,8 +1,10 @@
 // dflashctl replay: golden prompts against a running server.
+#include <algorithm>
 #include <cstdio>
 
 #include "base/regular_file.h"
 #include "base/status.h"
+#include "tools/dflashctl/block_cuts.h"
 #include "tools/dflashctl/commands.h"
 #include "tools/dflashctl/golden_replay.h"
 #include "tools/dflashctl/greedy_request.h"
@@ -22,7 +24,8 @@ int RunReplay(int argc, const char* const* argv, Interrupt* interrupt) {
   FlagParser parser(
       argv[0],
       "Sends every prompt of a golden.json as token ids, greedy, and compares the output and the acceptance\n"
-      "length of every round but the last, and the mean per kind of prompt. Exit code 1 on any difference.");
+      "length of every round but the last, and the mean per kind of prompt. Lengths of prompts whose blocks\n"
+      "were cut (--max-verify-rows, or a limit on drafts) are left out. Exit code 1 on any difference.");
   endpoint_flags.Register(&parser);
   parser.Positional("FILE", "golden data (tests/golden/golden.json)", &path);
   parser.Integer("concurrency", "N", "requests at a time", 1, 256, &concurrency);
@@ -37,22 +40,32 @@ int RunReplay(int argc, const char* const* argv, Interrupt* interrupt) {
   const absl::StatusOr<Endpoint> endpoint = endpoint_flags.Read();
   if (!endpoint.ok()) return UsageError(endpoint.status());
   Connection connection(*endpoint, interrupt);
+  const bool compare_lengths = speculation == "dflash";
+  v1::GetModelInfoResponse model;
+  if (const grpc::Status status = connection.GetModelInfo(&model); !status.ok())
+    return ServerError(status, *interrupt);
   std::vector<Replayed> replayed(golden->size());
+  std::vector<Generation> generations(golden->size());
   const grpc::Status status =
       RunConcurrently(static_cast<int64_t>(golden->size()), concurrency, [&](int64_t index) {
         const auto i = static_cast<size_t>(index);
-        Generation generation;
-        const grpc::Status answered = connection.Generate(
+        return connection.Generate(
             GreedyRequest((*golden)[i].prompt_ids, max_tokens, ParseSpeculation(speculation)),
-            absl::InfiniteDuration(), nullptr, &generation);
-        replayed[i].output_ids = std::move(generation.token_ids);
-        for (const v1::StepInfo& round : generation.rounds) {
-          replayed[i].acceptance_lengths.push_back(int64_t{round.accepted()} + 1);
-        }
-        return answered;
+            absl::InfiniteDuration(), nullptr, &generations[i]);
       });
   if (!status.ok()) return ServerError(status, *interrupt);
-  const ReplayReport report = Report(*golden, replayed, speculation == "dflash");
+  BlockCuts cuts(model.drafter().block_size());
+  for (size_t i = 0; i < replayed.size(); ++i) {
+    // A server that does not draft at all cuts nothing.
+    const bool drafts = std::any_of(generations[i].rounds.begin(), generations[i].rounds.end(),
+                                    [](const v1::StepInfo& round) { return round.drafted() > 0; });
+    replayed[i].cut = compare_lengths && drafts && cuts.Add(generations[i], max_tokens);
+    replayed[i].output_ids = std::move(generations[i].token_ids);
+    for (const v1::StepInfo& round : generations[i].rounds)
+      replayed[i].acceptance_lengths.push_back(int64_t{round.accepted()} + 1);
+  }
+  ReplayReport report = Report(*golden, replayed, compare_lengths);
+  if (cuts.any()) report.cuts = cuts.Describe();
   std::fputs(Format(report).c_str(), stdout);
   return report.Passed() ? kSuccess : kDifferent;
 }
