@@ -120,9 +120,8 @@ class JsonRules {
   void AddKeyNodes(Rule rule, Node at, Node free, const std::string& before,
                    const std::set<std::string>& taken) {
     std::set<char> next;
-    for (const std::string& name : taken) {
-      if (name.size() > before.size() && name.compare(0, before.size(), before) == 0)
-        next.insert(name[before.size()]);
+    for (auto name = taken.lower_bound(before); name != taken.end() && name->starts_with(before); ++name) {
+      if (name->size() > before.size()) next.insert((*name)[before.size()]);
     }
     if (!taken.contains(before)) grammar_.AddText(at, "\"", grammar_.End(rule));
     PlainCharacter(at, free, next);
@@ -283,7 +282,7 @@ class SchemaCompiler {
 
   absl::StatusOr<Grammar> Compile() {
     DFLASH_ASSIGN_OR_RETURN(const Rule root, RuleOf(document_, "#"));
-    while (!unfilled_.empty()) {
+    while (!unfilled_.empty() && !grammar_.is_full()) {
       const Unfilled next = std::move(unfilled_.back());
       unfilled_.pop_back();
       DFLASH_RETURN_IF_ERROR(Fill(next.rule, *next.schema, next.place));
@@ -348,7 +347,9 @@ class SchemaCompiler {
         if (!schema["enum"].is_array()) return Bad(absl::StrCat(place, "/enum"), "must be a list");
         values.assign(schema["enum"].begin(), schema["enum"].end());
       }
-      for (const Json& value : values) grammar_.AddText(start, value.dump(), end);
+      std::vector<std::string> texts;
+      for (const Json& value : values) texts.push_back(value.dump());
+      grammar_.AddOneOf(start, std::move(texts), end);
       return absl::OkStatus();
     }
     DFLASH_ASSIGN_OR_RETURN(const std::vector<std::string> types, TypesOf(schema, place));
@@ -597,7 +598,7 @@ absl::StatusOr<Grammar> OneOf(const std::vector<std::string>& texts) {
   if (texts.empty()) return absl::InvalidArgumentError("there is no text to choose");
   Grammar grammar;
   const Rule root = grammar.AddRule();
-  for (const std::string& text : texts) grammar.AddText(grammar.Start(root), text, grammar.End(root));
+  grammar.AddOneOf(grammar.Start(root), texts, grammar.End(root));
   DFLASH_RETURN_IF_ERROR(grammar.Finish(root));
   return grammar;
 }

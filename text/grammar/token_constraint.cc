@@ -5,15 +5,27 @@
 
 namespace dflash {
 
-TokenTree::TokenTree(const Tokenizer& tokenizer) {
-  bytes_.resize(static_cast<size_t>(tokenizer.vocabulary_size()));
-  std::vector<int32_t> sorted;
+namespace {
+
+std::vector<std::string> BytesOf(const Tokenizer& tokenizer) {
+  std::vector<std::string> bytes(static_cast<size_t>(tokenizer.vocabulary_size()));
   for (int32_t id = 0; id < tokenizer.vocabulary_size(); ++id) {
     const absl::StatusOr<Tokenizer::Token> token = tokenizer.Find(id);
     if (!token.ok() || token->special || token->bytes.empty()) continue;
     if (tokenizer.FindAddedToken(token->bytes) == id) continue;
-    bytes_[static_cast<size_t>(id)] = std::string(token->bytes);
-    sorted.push_back(id);
+    bytes[static_cast<size_t>(id)] = std::string(token->bytes);
+  }
+  return bytes;
+}
+
+}  // namespace
+
+TokenTree::TokenTree(const Tokenizer& tokenizer) : TokenTree(BytesOf(tokenizer)) {}
+
+TokenTree::TokenTree(std::vector<std::string> all_bytes) : bytes_(std::move(all_bytes)) {
+  std::vector<int32_t> sorted;
+  for (int32_t id = 0; id < vocabulary(); ++id) {
+    if (!Bytes(id).empty()) sorted.push_back(id);
   }
   std::sort(sorted.begin(), sorted.end(), [&](int32_t a, int32_t b) { return Bytes(a) < Bytes(b); });
   std::vector<int32_t> path;  // nodes from the root to the last token
@@ -42,57 +54,49 @@ TokenTree::TokenTree(const Tokenizer& tokenizer) {
 }
 
 TokenConstraint::TokenConstraint(Grammar grammar, std::shared_ptr<const TokenTree> tree, Limits limits)
-    : automaton_(std::move(grammar)), tree_(std::move(tree)), limits_(limits) {}
+    : automaton_(std::move(grammar)),
+      tree_(std::move(tree)),
+      limits_(limits),
+      first_bytes_(automaton_.bytes()) {}
 
 void TokenConstraint::MakeRoom() {
-  if (automaton_.states() - kept_states_ <= limits_.states &&
-      automaton_.configurations() - kept_configurations_ <= limits_.configurations)
-    return;
+  if (bytes() - places_bytes_ <= limits_.bytes) return;
   std::vector<State*> kept;
   for (State& place : places_) kept.push_back(&place);
   automaton_.Forget(kept);
-  kept_states_ = automaton_.states();
-  kept_configurations_ = automaton_.configurations();
+  places_bytes_ = automaton_.bytes() - first_bytes_;
   by_state_.clear();
   masks_.clear();
 }
 
-std::span<const uint32_t> TokenConstraint::Mask(const State& place) {
+const TokenConstraint::Kept& TokenConstraint::Mask(const State& place) {
   if (const auto found = by_state_.find(place); found != by_state_.end()) {
     masks_.splice(masks_.begin(), masks_, found->second);
-    return found->second->mask;
+    return *found->second;
   }
   MakeRoom();
-  if (masks_.size() >= kMaxMasks) {
+  while (!masks_.empty() && MaskBytes(masks_.size() + 1) > limits_.mask_bytes) {
     by_state_.erase(masks_.back().state);
     masks_.pop_back();
   }
-  masks_.push_front({place, MakeMask(place)});
+  masks_.push_front(MakeMask(place));
   by_state_[place] = masks_.begin();
-  return masks_.front().mask;
+  return masks_.front();
 }
 
-std::vector<uint32_t> TokenConstraint::MakeMask(State state) {
+TokenConstraint::Kept TokenConstraint::MakeMask(State state) {
   std::vector<uint32_t> mask(static_cast<size_t>((tree_->vocabulary() + 31) / 32), 0);
   std::vector<State> states = {state};  // by depth
-  // What the walk meets, whether it is new to the automaton or not.
-  std::vector<bool> met(static_cast<size_t>(automaton_.states()));
-  int64_t states_met = 0, edges_met = 0;
+  automaton_.BeginWalk();
   for (size_t i = 0; i < tree_->nodes_.size();) {
     const TokenTree::Node& node = tree_->nodes_[i];
     states.resize(static_cast<size_t>(node.depth));
     const State next = automaton_.Step(states.back(), node.byte);
-    if (next == GrammarAutomaton::kTooMany) return {};
+    if (next == GrammarAutomaton::kTooMany || automaton_.walk_work() > limits_.walk_work)
+      return {state, {}, automaton_.walk_work()};
     if (next == GrammarAutomaton::kDead) {
       i = static_cast<size_t>(node.behind);
       continue;
-    }
-    met.resize(static_cast<size_t>(automaton_.states()));
-    if (!met[static_cast<size_t>(next)]) {
-      met[static_cast<size_t>(next)] = true;
-      ++states_met;
-      edges_met += automaton_.EdgesOf(next);
-      if (states_met > limits_.walk_states || edges_met > limits_.walk_edges) return {};
     }
     states.push_back(next);
     for (int32_t t = 0; t < node.token_count; ++t) {
@@ -101,7 +105,7 @@ std::vector<uint32_t> TokenConstraint::MakeMask(State state) {
     }
     ++i;
   }
-  return mask;
+  return {state, std::move(mask), automaton_.walk_work()};
 }
 
 ConstraintCursor::ConstraintCursor(std::shared_ptr<TokenConstraint> constraint)

@@ -20,6 +20,8 @@ namespace dflash {
 class TokenTree {
  public:
   explicit TokenTree(const Tokenizer& tokenizer);
+  // `bytes` by token; empty: left out.
+  explicit TokenTree(std::vector<std::string> bytes);
 
   int64_t vocabulary() const { return static_cast<int64_t>(bytes_.size()); }
   // Empty: not a token of the tree.
@@ -49,13 +51,14 @@ class TokenTree {
 class TokenConstraint {
  public:
   struct Limits {
-    // Of the automaton, beside the places of cursors: with more of either it forgets what it can. All in all
-    // a constraint takes at most about 100 MB.
-    int64_t states = 25'000;
-    int64_t configurations = 500'000;
-    // What the walk that makes a mask may meet: states, and edges to look at from all of them.
-    int64_t walk_states = 25'000;
-    int64_t walk_edges = 1'000'000;
+    // Of what is kept, beside the places of cursors: with more it forgets what it can. One walk adds at most
+    // about 6 MB, so a constraint takes at most about 16 MB.
+    int64_t bytes = 9 << 20;
+    // Of them, masks; at least one is kept.
+    int64_t mask_bytes = 4 << 20;
+    // What the walk that makes a mask may take, in the automaton's work: that of all different steps on the
+    // way to all tokens, known from before or not. The last step may go beyond it.
+    int64_t walk_work = 1 << 20;
   };
 
   TokenConstraint(Grammar grammar, std::shared_ptr<const TokenTree> tree, Limits limits);
@@ -65,27 +68,34 @@ class TokenConstraint {
   TokenConstraint& operator=(const TokenConstraint&) = delete;
 
   int64_t states() const { return automaton_.states(); }
+  int64_t bytes() const { return automaton_.bytes() + MaskBytes(masks_.size()); }
+  // Since it was made.
+  int64_t work_done() const { return automaton_.work_done(); }
 
  private:
   friend class ConstraintCursor;
   using State = GrammarAutomaton::State;
-  static constexpr size_t kMaxMasks = 256;
 
+  int64_t MaskBytes(size_t masks) const {
+    return static_cast<int64_t>(masks) * (tree_->vocabulary() / 8 + 128);
+  }
   // Where there is more than the limits say, forgets what no cursor is at. States get new numbers.
   void MakeRoom();
-  std::span<const uint32_t> Mask(const State& place);  // of places_
-  std::vector<uint32_t> MakeMask(State state);
+  struct Kept {
+    State state;
+    std::vector<uint32_t> mask;
+    int64_t work;
+  };
+  const Kept& Mask(const State& place);  // of places_
+  Kept MakeMask(State state);
 
   GrammarAutomaton automaton_;
   const std::shared_ptr<const TokenTree> tree_;
   const Limits limits_;
-  std::list<State> places_;                            // one for each cursor
-  int64_t kept_states_ = 0, kept_configurations_ = 0;  // what the last forgetting has left
-  struct Kept {
-    State state;
-    std::vector<uint32_t> mask;
-  };
-  std::list<Kept> masks_;  // the last used first
+  std::list<State> places_;    // one for each cursor
+  const int64_t first_bytes_;  // of the automaton at its beginning
+  int64_t places_bytes_ = 0;   // what the last forgetting has left beyond that
+  std::list<Kept> masks_;      // the last used first
   std::unordered_map<State, std::list<Kept>::iterator> by_state_;
 };
 
@@ -108,10 +118,12 @@ class ConstraintCursor {
   bool IsText() const { return constraint_->automaton_.IsText(*place_); }
   bool GoesOn() const { return constraint_->automaton_.GoesOn(*place_); }
   // A bit for every token that may follow: bit id % 32 of word id / 32. Empty where that is not known, the
-  // constraint being too large: behind some token are more than GrammarAutomaton::kMaxReached configurations,
-  // or the way to all tokens leads over more than the limits of a walk. Valid until the constraint is asked
-  // for anything else.
-  std::span<const uint32_t> Mask() const { return constraint_->Mask(*place_); }
+  // constraint being too large: a step on the way to some token takes more than
+  // GrammarAutomaton::kMaxStepWork, or all of them more than the limit of a walk. Valid until the constraint
+  // is asked for anything else.
+  std::span<const uint32_t> Mask() const { return constraint_->Mask(*place_).mask; }
+  // What the walk to it takes, in the automaton's work, had nothing been known before.
+  int64_t MaskWork() const { return constraint_->Mask(*place_).work; }
 
  private:
   std::shared_ptr<TokenConstraint> constraint_;

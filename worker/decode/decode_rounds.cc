@@ -255,8 +255,12 @@ absl::Status DecodeRounds::EnqueueWork(const Shape& shape, Processing* processin
       const Segment& segment = segments[i];
       if (segment.row_count == 0 || !(*processing->members)[i].has_rules) continue;
       const auto first = static_cast<size_t>(segment.first_row);
-      (*processing->describe)(
+      const size_t described = (*processing->describe)(
           i, std::span(drafted).subspan(first + 1, static_cast<size_t>(segment.row_count) - 1), first, rules);
+      if (described == static_cast<size_t>(segment.row_count)) continue;
+      constexpr int32_t kNoToken = -2;  // equal to none that is sampled: the walk ends before it
+      DFLASH_RETURN_IF_ERROR(CopyToDevice(tokens_.As<int32_t>() + first + described, &kNoToken,
+                                          int64_t{sizeof(kNoToken)}, *stream_));
     }
     // Rank 0 has the say; other ranks may not know the requests.
     processing->how.rules = has_rules && *processing->describe != nullptr ? &rules : nullptr;

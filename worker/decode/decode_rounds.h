@@ -68,9 +68,10 @@ class DecodeRounds {
     int32_t log_probs = 0;                       // RowProcessing
   };
   // Writes the rules of the rows of members[member] to batch.rows from `first_row` on: the anchor's, then one
-  // per draft. Called inside Enqueue, for members that have rules and not ended.
-  using DescribeRules =
-      std::function<void(size_t member, std::span<const int32_t> drafts, size_t first_row, RuleBatch& batch)>;
+  // per draft, and returns for how many rows, at least one: no draft behind them is accepted, so they change
+  // no token. Called inside Enqueue, for members that have rules and not ended.
+  using DescribeRules = std::function<size_t(size_t member, std::span<const int32_t> drafts, size_t first_row,
+                                             RuleBatch& batch)>;
   // Enqueues one round of the members (at least one, each slot once). The plan says who takes part and how
   // many drafts at most; how many rows are used, and what is accepted, is decided on the device. A member
   // that an earlier round has ended runs an empty round. No member has more than max_rows - 1 drafts; 0: a

@@ -40,8 +40,31 @@ absl::StatusOr<std::shared_ptr<TokenConstraint>> ConstraintCache::Find(const Out
   if (ConstraintCursor(compiled).IsTooLarge())
     return absl::InvalidArgumentError("constraint: it is too ambiguous");
   kept_.emplace_front(key, compiled);
-  if (kept_.size() > kMaxKept) kept_.pop_back();
+  DropUnused();
   return compiled;
+}
+
+int64_t ConstraintCache::bytes() const {
+  int64_t bytes = 0;
+  for (const auto& [key, constraint] : kept_) bytes += static_cast<int64_t>(key.size()) + constraint->bytes();
+  return bytes;
+}
+
+int64_t ConstraintCache::work_done() const {
+  int64_t work = work_of_dropped_;
+  for (const auto& [key, constraint] : kept_) work += constraint->work_done();
+  return work;
+}
+
+void ConstraintCache::DropUnused() {
+  int64_t left = bytes();
+  for (auto entry = kept_.end(); entry != kept_.begin() && (kept_.size() > kMaxKept || left > max_bytes_);) {
+    --entry;
+    if (entry->second.use_count() > 1) continue;
+    left -= static_cast<int64_t>(entry->first.size()) + entry->second->bytes();
+    work_of_dropped_ += entry->second->work_done();
+    entry = kept_.erase(entry);
+  }
 }
 
 }  // namespace dflash

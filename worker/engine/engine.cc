@@ -256,6 +256,7 @@ void Engine::Impl::DropEnded() {
   std::erase(running_, nullptr);
   std::erase_if(waiting_, [](const auto& sequence) { return sequence->done; });
   std::erase_if(running_, [](const auto& sequence) { return sequence->done && sequence->slot < 0; });
+  constraints_.DropUnused();
 }
 
 absl::Status Engine::Impl::Release(Sequence& sequence) {
@@ -460,6 +461,7 @@ absl::StatusOr<bool> Engine::Impl::Step() {
   StepClock clock;
   const absl::Time start = absl::Now();
   StepReport report;
+  const int64_t constraint_work = constraints_.work_done();
   if (!TakeInbox()) return false;
   DFLASH_RETURN_IF_ERROR(ReleaseEnded());
   DFLASH_RETURN_IF_ERROR(Admit());
@@ -484,6 +486,7 @@ absl::StatusOr<bool> Engine::Impl::Step() {
   DFLASH_RETURN_IF_ERROR(ReleaseEnded());
   PublishGauges();
   report.total_time = absl::Now() - start;
+  report.constraint_work = constraints_.work_done() - constraint_work;
   const bool has_news = report.prefill_rows + report.refed_rows + report.verify_rows > 0;
   if (has_news) report.prefixes = std::exchange(prefixes_looked_up_, {});
   if (has_news && prefixes_ != nullptr) {
@@ -633,7 +636,7 @@ absl::Status Engine::Impl::EnqueueRound(const StepPlan& plan) {
   const std::vector<Sequence*>& sequences = rounds_in_flight_.back().sequences;
   const auto describe_rules = [&sequences](size_t member, std::span<const int32_t> drafts, size_t first_row,
                                            RuleBatch& batch) {
-    sequences[member]->rules->Describe(drafts, first_row, batch);
+    return sequences[member]->rules->Describe(drafts, first_row, batch);
   };
   return rounds_->Enqueue(members, plan.block.rows, describe_rules);
 }
@@ -748,7 +751,8 @@ void Engine::Impl::PublishGauges() {
              .waiting = static_cast<int64_t>(waiting_.size()),
              .state_slots = table_->slots(),
              .pages_total = table_->pages(),
-             .pages_free = table_->free_pages()};
+             .pages_free = table_->free_pages(),
+             .constraint_bytes = constraints_.bytes()};
   if (prefixes_ == nullptr) return;
   gauges_.pages_evictable = prefixes_->evictable_pages();
   gauges_.checkpoints_total = prefixes_->checkpoints();

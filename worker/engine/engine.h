@@ -61,6 +61,7 @@ struct StepReport {
   int64_t refed_rows = 0;  // emitted tokens of resumed requests
   int64_t verify_rows = 0;
   int64_t sequences = 0;         // that had rows in this step
+  int64_t constraint_work = 0;   // done by the automata of constraints (text/grammar/grammar.h)
   int64_t preemptions = 0;       // requests that gave slot and pages back, to be resumed later
   bool captured = false;         // its rounds were captured graphs
   absl::Duration schedule_time;  // planning and bookkeeping
@@ -89,6 +90,7 @@ struct EngineGauges {
   int64_t pages_evictable = 0;  // hold cached prefixes that nobody uses
   int64_t checkpoints_total = 0;
   int64_t checkpoints_used = 0;
+  int64_t constraint_bytes = 0;  // of compiled constraints, in use or kept
 };
 
 // Called on the engine's thread; must not block.

@@ -168,7 +168,7 @@ void SequenceRules::ForEachForbidden(std::span<const int32_t> drafts, const Forb
   }
 }
 
-void SequenceRules::Describe(std::span<const int32_t> drafts, size_t first_row, RuleBatch& batch) const {
+size_t SequenceRules::Describe(std::span<const int32_t> drafts, size_t first_row, RuleBatch& batch) const {
   const auto end = [&] { return static_cast<int32_t>(batch.edits.size()); };
   // What all rows share: committed history.
   const int32_t shared_begin = end();
@@ -186,6 +186,7 @@ void SequenceRules::Describe(std::span<const int32_t> drafts, size_t first_row, 
   const int32_t shared_end = end();
 
   Place place = place_;
+  int64_t work = 0;
   std::map<int32_t, int64_t> drafted;  // tokens before the row, with their counts
   for (size_t row = 0; row <= drafts.size(); ++row) {
     if (row > 0) {
@@ -207,8 +208,11 @@ void SequenceRules::Describe(std::span<const int32_t> drafts, size_t first_row, 
     } else if (place.text && !place.thinks && !place.text->IsLost()) {
       // Behind a draft that the constraint does not allow nothing matters: it is not accepted.
       rules.mask = AddMask(*place.text, batch);
+      work += place.text->MaskWork();
+      if (place.text->Mask().empty() || work >= kMaxBlockWork) return row + 1;
     }
   }
+  return drafts.size() + 1;
 }
 
 }  // namespace dflash

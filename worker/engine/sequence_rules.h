@@ -21,6 +21,9 @@ namespace dflash {
 
 class SequenceRules {
  public:
+  // Of the constraint's automaton, for the rows of a block, as if nothing was known; the last may go beyond.
+  static constexpr int64_t kMaxBlockWork = 3 << 20;
+
   // Null where the request has nothing that makes rules. InvalidArgument: token ids outside [0, vocabulary).
   // `constraint` may be null.
   static absl::StatusOr<std::unique_ptr<SequenceRules>> Create(
@@ -31,8 +34,10 @@ class SequenceRules {
   void Append(int32_t token);
 
   // Writes the rules of the rows that follow: batch.rows[first_row] is the row after the last emitted token,
-  // each further one the row after one more of `drafts`. The rows exist.
-  void Describe(std::span<const int32_t> drafts, size_t first_row, RuleBatch& batch) const;
+  // each further one the row after one more of `drafts`. The rows exist. Returns how many it has written, at
+  // least one: none behind one that allows nothing because the constraint is too large, and none behind those
+  // whose masks take kMaxBlockWork together. The others have no rules, and must not be reached.
+  size_t Describe(std::span<const int32_t> drafts, size_t first_row, RuleBatch& batch) const;
 
   // Whether the target says something else than it would without rules, in the next `rows` rows: there are
   // penalties, biases, bad words or a constraint, the output is shorter than min_tokens, or its thinking may
