@@ -241,6 +241,28 @@ TEST_F(TokenConstraintTest, WorkAndMemoryOfWhatExplodesAreBounded) {
   }
 }
 
+// Neither what was read before nor what was forgotten changes what a mask is counted to take.
+TEST_F(TokenConstraintTest, WorkIsCountedAsIfNothingWasKnown) {
+  const std::vector<int32_t> text =
+      *tokenizer_.Encode(R"({"name": "somebody", "list": [1, 2, {"x": null}]})", AddedTokens::kAsText);
+  std::vector<std::vector<int64_t>> works;
+  for (const int64_t bytes : {int64_t{9} << 20, int64_t{0}}) {
+    const auto constraint = std::make_shared<TokenConstraint>(
+        *AnyJsonObject(), tree_, TokenConstraint::Limits{.bytes = bytes, .mask_bytes = 0});
+    for (int reader = 0; reader < 2; ++reader) {
+      ConstraintCursor cursor(constraint);
+      std::vector<int64_t>& work = works.emplace_back();
+      for (const int32_t token : text) {
+        work.push_back(cursor.MaskWork());
+        cursor.Advance(token);
+      }
+      EXPECT_TRUE(cursor.IsText());
+    }
+  }
+  EXPECT_GT(works[0][0], 0);
+  for (const std::vector<int64_t>& work : works) EXPECT_EQ(work, works[0]);
+}
+
 // As many tokens as large vocabularies have: words, runs of one character, punctuation, digits, UTF-8.
 std::vector<std::string> LargeVocabulary(size_t count) {
   std::mt19937 random(1);

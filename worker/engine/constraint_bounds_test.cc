@@ -188,6 +188,21 @@ TEST_F(ConstraintBoundsTest, MemoryOfManyIsBounded) {
     EXPECT_EQ(ReasonOf(outcome.status), "CONSTRAINT_TOO_LARGE");
   }
   EXPECT_LE(most_.bytes, ConstraintCache::kMaxBytes + (16 << 20));
+  // More together than are kept: until they end.
+  std::vector<GenerationRequest> together;
+  std::string properties;
+  for (int i = 0; i < 50; ++i)
+    absl::StrAppend(&properties, i > 0 ? "," : "", R"("p)", i, R"(":{"type":"string","maxLength":1000})");
+  for (int i = 0; i < 24; ++i) {
+    together.push_back(Constrained(
+        absl::StrCat(R"({"title":"t)", i, R"(","type":"object","properties":{)", properties, "}}"), ""));
+    together.back().id = absl::StrCat("together ", i);
+    together.back().max_tokens = 5;
+  }
+  const std::vector<GenerationOutcome> outcomes = *RunAll(*engine_, together);
+  for (const GenerationOutcome& outcome : outcomes) EXPECT_TRUE(outcome.done) << outcome.status;
+  EXPECT_GT(most_.bytes, ConstraintCache::kMaxBytes);
+  ASSERT_TRUE(Run(ordinary_).done);
   EXPECT_LE(most_.last_bytes, ConstraintCache::kMaxBytes);
 }
 
@@ -205,6 +220,14 @@ TEST_F(ConstraintBoundsTest, BlocksOfHeavyRowsAreCut) {
   ASSERT_TRUE(cut.done) << cut.status;
   EXPECT_EQ(cut.text, plain.text);
   EXPECT_GT(cut.finished.accepted_tokens, 0);
+  // Rows behind a cut have none of their request's rules: what these forbid would show.
+  for (size_t i = 4; i < plain.tokens.size(); i += 4) {
+    GenerationRequest forbids = request;
+    forbids.bad_words = {{plain.tokens[i]}};
+    const GenerationOutcome expected = Run(forbids);
+    forbids.speculation = SpeculationMode::kDFlash;
+    EXPECT_EQ(Run(forbids).tokens, expected.tokens) << "without token " << i;
+  }
 
   ConstraintCache cache(pair_.tokenizer.get());
   const auto rules = *SequenceRules::Create(request, pair_.vocabulary, *cache.Find(request.constraint));
