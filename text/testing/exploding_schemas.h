@@ -62,7 +62,7 @@ inline std::vector<ExplodingSchema> ExplodingSchemas() {
       {"two arrays in two arrays", doubled, "[", End::kTooLarge},
       {"40 objects in each other", objects, R"({"a":)", End::kTooLarge},
       {"80 lengths of strings", strings(80, 500), "", End::kTooLarge},
-      {"12 lengths of strings", strings(12, 500), "", End::kFollowed},
+      {"24 lengths of strings", strings(24, 500), "", End::kFollowed},
       {"2000 properties, none required", properties(2000), "{", End::kTooLarge},
       {"4000 alternatives", any_of(1, 4000, [](int) { return R"({"type":"null"})"; }), "", End::kRefused},
       {"300 long strings", strings(300, 700), "", End::kRefused},

@@ -262,6 +262,7 @@ absl::Status DecodeRounds::EnqueueWork(const Shape& shape, Processing* processin
       DFLASH_RETURN_IF_ERROR(CopyToDevice(tokens_.As<int32_t>() + first + described, &kNoToken,
                                           int64_t{sizeof(kNoToken)}, *stream_));
     }
+    if (has_rules) DFLASH_RETURN_IF_ERROR(Share(tokens_.As<int32_t>(), shape.rows));  // with what was cut
     // Rank 0 has the say; other ranks may not know the requests.
     processing->how.rules = has_rules && *processing->describe != nullptr ? &rules : nullptr;
     DFLASH_RETURN_IF_ERROR(target_->SampleProcessed(

@@ -221,7 +221,7 @@ TEST_F(ConstraintBoundsTest, BlocksOfHeavyRowsAreCut) {
   EXPECT_EQ(cut.text, plain.text);
   EXPECT_GT(cut.finished.accepted_tokens, 0);
   // Rows behind a cut have none of their request's rules: what these forbid would show.
-  for (size_t i = 4; i < plain.tokens.size(); i += 4) {
+  for (size_t i = 4; i < plain.tokens.size(); i += 8) {
     GenerationRequest forbids = request;
     forbids.bad_words = {{plain.tokens[i]}};
     const GenerationOutcome expected = Run(forbids);
