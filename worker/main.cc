@@ -17,6 +17,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -395,13 +396,22 @@ absl::Status TestItself(const Flags& flags, const SelfTestBundle& with, const Gr
   return absl::OkStatus();
 }
 
+// A line of LoadGroup.
+void LogFinding(const std::string& line) {
+  constexpr std::string_view kWarning = "warning: ";
+  if (line.starts_with(kWarning)) {
+    spdlog::warn("{}", line.substr(kWarning.size()));
+  } else {
+    spdlog::info("{}", line);
+  }
+}
+
 // Rank 0: loads, then runs the engine until the coordinator or a signal ends it.
 int Lead(const Flags& flags, Membership& membership, SignalThread& signals) {
   const absl::Time load_deadline = absl::Now() + absl::Seconds(flags.load_timeout_seconds);
   const absl::StatusOr<SelfTestBundle> bundle = BundleForSelfTest(flags);
   if (!bundle.ok()) return Fail(kExitBadModel, bundle.status());
-  absl::StatusOr<Group> group =
-      LoadGroup(flags.group, [](const std::string& line) { spdlog::info("{}", line); });
+  absl::StatusOr<Group> group = LoadGroup(flags.group, LogFinding);
   if (!group.ok()) {
     return Fail(absl::IsUnavailable(group.status()) ? kExitNoDevice : kExitBadModel, group.status());
   }
@@ -454,8 +464,7 @@ int Follow(const Flags& flags, Membership& membership, SignalThread& signals) {
     membership.link->Abort(status);
     return Fail(code, status);
   };
-  absl::StatusOr<Group> group =
-      LoadGroup(flags.group, [](const std::string& line) { spdlog::info("{}", line); });
+  absl::StatusOr<Group> group = LoadGroup(flags.group, LogFinding);
   if (!group.ok())
     return give_up(absl::IsUnavailable(group.status()) ? kExitNoDevice : kExitBadModel, group.status());
   absl::StatusOr<std::unique_ptr<RankFollower>> follower = group->MakeFollower();
