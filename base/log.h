@@ -1,6 +1,8 @@
 // How the log of our programs looks: one line a message on standard error, readable text or JSON. Messages go
 // through spdlog as anywhere; those with fields of their own through LogEvent; gRPC's come through
-// base/grpc_log.h; and what anybody writes to C's stderr (a failed check does), as errors, line by line.
+// base/grpc_log.h; and what anybody writes to C's stderr (a failed check does), as errors, line by line. Who
+// logs never waits for whoever reads standard error (base/log_writer.h); a process that ends does, for a
+// second without progress at most: exit, and flush of the default logger before an _exit.
 #pragma once
 
 #include <cstdint>

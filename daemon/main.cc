@@ -438,6 +438,7 @@ int Serve(const Settings& settings, const RemoteLeaders& remote) {
   // meanwhile with CANCELLED, as if their clients had wanted that. So they hear that the server is going, and
   // then their connections break, which is UNAVAILABLE: both send them elsewhere.
   std::fflush(nullptr);
+  spdlog::default_logger()->flush();
   std::_Exit(failed_start);
 }
 

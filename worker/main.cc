@@ -669,6 +669,9 @@ int main(int argc, char** argv) {
   sigemptyset(&blocked);
   for (int number : {SIGTERM, SIGINT, SIGUSR1}) sigaddset(&blocked, number);
   pthread_sigmask(SIG_BLOCK, &blocked, nullptr);  // before any thread exists
+  // A log that nobody reads any more, or that may not grow, is no reason to end.
+  std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);
   dflash::SetUpLog(dflash::kProgram,
                    dflash::ParseLogFormat(dflash::EarlyValue(argc, argv, "log-format").value_or("")),
                    spdlog::level::info);
