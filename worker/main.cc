@@ -36,6 +36,7 @@
 #include "kernels/device/stream.h"
 #include "spdlog/spdlog.h"
 #include "worker/defects/defects.h"
+#include "worker/fault_observer.h"
 #include "worker/launcher.h"
 #include "worker/load_group.h"
 #include "worker/membership.h"
@@ -423,12 +424,13 @@ int Lead(const Flags& flags, Membership& membership, SignalThread& signals) {
   }
   const bool speculate = group->drafter != nullptr && flags.speculation == "dflash";
   EngineMetrics metrics(MetricsOptions(*group, speculate));
+  FaultObserver observer(&metrics, &absl::Now, [](const std::string& line) { spdlog::warn("{}", line); });
   absl::StatusOr<std::unique_ptr<Engine>> engine =
-      group->MakeEngine(flags.group.max_prefill_tokens, &metrics, ranks.get());
+      group->MakeEngine(flags.group.max_prefill_tokens, &observer, ranks.get());
   if (!engine.ok()) return Fail(kExitBadModel, engine.status());
   GroupIdentity identity = Identity(*group, speculate);
   const absl::Status tested = TestItself(flags, *bundle, *group, engine->get(), &metrics, &identity);
-  if (!tested.ok()) return Fail(kExitEngineFailed, tested);
+  if (!tested.ok()) return Fail(kExitEngineFailed, Annotate(tested, "SELF-TEST FAILED"));
   EngineBackend backend(engine->get());
 
   std::atomic<bool> coordinator_lost = false;
