@@ -8,8 +8,11 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <memory>
 #include <mutex>
+#include <new>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -201,6 +204,32 @@ void SetUpLog(const std::string& component, LogFormat format, spdlog::level::lev
 
 void SetUpLog(const std::string& component, LogFormat format, spdlog::level::level_enum level) {
   SetUpLog(component, format, level, SinkOfStderr());
+}
+
+void EndOnUncaughtExceptions(int code) {
+  static std::atomic<int> exit_code;
+  exit_code = code;
+  std::set_terminate([] {
+    const auto say = [](const char* what) {
+      spdlog::critical("unexpected exception: {}", what);
+      spdlog::default_logger()->flush();
+    };
+    if (std::current_exception() == nullptr) std::abort();  // no exception: std::terminate was called
+    try {
+      throw;
+    } catch (const std::system_error& error) {
+      say(error.what());
+      std::_Exit(exit_code);
+    } catch (const std::bad_alloc&) {
+      say("out of memory");
+      std::_Exit(exit_code);
+    } catch (const std::exception& error) {
+      say(error.what());
+    } catch (...) {
+      say("of no type that is known");
+    }
+    std::abort();
+  });
 }
 
 LogFormat ParseLogFormat(std::string_view name) {

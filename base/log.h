@@ -27,6 +27,11 @@ void SetUpLog(const std::string& component, LogFormat format, spdlog::level::lev
               spdlog::sink_ptr sink);
 // The same on standard error.
 void SetUpLog(const std::string& component, LogFormat format, spdlog::level::level_enum level);
+// An exception that nobody converted, in whatever thread, is said in the log and ends the process where it
+// was thrown: no destructor runs, since those of gRPC wait for threads that may never have started. What the
+// system did not give (memory, a thread) ends it with `code`, anything else, a bug, aborts it.
+void EndOnUncaughtExceptions(int code);
+
 // "text", "json".
 LogFormat ParseLogFormat(std::string_view name);
 // "debug", "info", "warn", "error".

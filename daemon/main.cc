@@ -9,7 +9,6 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
-#include <exception>
 #include <filesystem>
 #include <map>
 #include <memory>
@@ -496,14 +495,10 @@ int main(int argc, char** argv) {
   std::signal(SIGPIPE, SIG_IGN);
   std::signal(SIGXFSZ, SIG_IGN);
   dflash::RaiseDescriptorLimit();
-  try {
-    dflash::SetUpLog(dflash::kProgram,
-                     dflash::ParseLogFormat(dflash::EarlyLogFormat(argc, argv, dflash::Environment())),
-                     spdlog::level::info);
-    dflash::TakeGrpcLog();
-    return dflash::Main(argc, argv);
-  } catch (const std::exception& error) {  // a library's exception that nobody converted
-    spdlog::critical("unexpected exception: {}", error.what());
-    return dflash::kExitNoWorker;
-  }
+  dflash::SetUpLog(dflash::kProgram,
+                   dflash::ParseLogFormat(dflash::EarlyLogFormat(argc, argv, dflash::Environment())),
+                   spdlog::level::info);
+  dflash::EndOnUncaughtExceptions(dflash::kExitNoWorker);
+  dflash::TakeGrpcLog();
+  return dflash::Main(argc, argv);
 }

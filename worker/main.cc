@@ -9,7 +9,6 @@
 #include <atomic>
 #include <csignal>
 #include <cstdio>
-#include <exception>
 #include <filesystem>
 #include <functional>
 #include <map>
@@ -677,11 +676,7 @@ int main(int argc, char** argv) {
   dflash::SetUpLog(dflash::kProgram,
                    dflash::ParseLogFormat(dflash::EarlyValue(argc, argv, "log-format").value_or("")),
                    spdlog::level::info);
+  dflash::EndOnUncaughtExceptions(dflash::kExitEngineFailed);
   dflash::TakeGrpcLog();
-  try {
-    return dflash::Main(argc, argv);
-  } catch (const std::exception& error) {  // a library's exception that nobody converted
-    spdlog::critical("unexpected exception: {}", error.what());
-    return dflash::kExitEngineFailed;
-  }
+  return dflash::Main(argc, argv);
 }
