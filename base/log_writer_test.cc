@@ -79,8 +79,8 @@ TEST(LogWriterTest, NobodyWaitsForAReaderThatDoesNotRead) {
       });
     }
     for (std::thread& thread : threads) thread.join();
-    writer->Drain(absl::Milliseconds(1));     // gives up
-    writer->Drain(absl::Hours(1));  // has given up already
+    writer->Drain(absl::Milliseconds(1));  // gives up
+    writer->Drain(absl::Hours(1));         // has given up already
     EXPECT_EQ(fcntl(ends[1], F_GETFL), flags) << "others have this descriptor, too";
 
     // Then it reads. All that was kept is there, whole, in order, and what was not is counted in its place.

@@ -15,6 +15,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -471,7 +472,8 @@ int Main(int argc, char** argv) {
   for (const std::string& warning : command_line->warnings) spdlog::warn("{}", warning);
   for (const auto& [name, folder] :
        {std::pair("--model", &settings.model), std::pair("--draft-model", &settings.draft_model)}) {
-    if (!folder->empty() && !std::filesystem::is_directory(*folder)) {
+    std::error_code error;
+    if (!folder->empty() && !std::filesystem::is_directory(*folder, error)) {
       return Fail(kExitBadModel, absl::StrCat(name, ": ", *folder, " is no folder"));
     }
   }

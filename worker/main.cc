@@ -17,6 +17,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -328,7 +329,8 @@ absl::StatusOr<SelfTestBundle> BundleForSelfTest(const Flags& flags) {
   if (flags.group.draft_model.empty()) return none("there is no drafter");
   if (folder.empty()) {
     folder = flags.group.draft_model + "/golden";
-    if (!std::filesystem::exists(folder + "/bundle.json"))
+    std::error_code error;
+    if (!std::filesystem::exists(folder + "/bundle.json", error) && !error)
       return none("no golden bundle was given (--golden), and none lies beside the drafter");
   }
   absl::StatusOr<golden::GoldenBundle> bundle = golden::GoldenBundle::Open(folder);
