@@ -7,14 +7,20 @@
 #include <charconv>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
+#include <exception>
 #include <memory>
+#include <mutex>
+#include <new>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/log_writer.h"
 #include "spdlog/formatter.h"
-#include "spdlog/sinks/stdout_sinks.h"
+#include "spdlog/sinks/base_sink.h"
 #include "spdlog/spdlog.h"
 
 namespace dflash {
@@ -114,24 +120,50 @@ class LineFormatter final : public spdlog::formatter {
   const LogFormat format_;
 };
 
+// The last lines of a process wait so long for a reader that takes none.
+constexpr absl::Duration kPatience = absl::Seconds(1);
+
+std::string StderrLine(spdlog::level::level_enum level, std::string_view text) {
+  return LineOf(log_format, absl::Now(), NameOf(level), spdlog::default_logger_raw()->name(), text, "");
+}
+
+// What writes standard error.
+LogWriter& StderrWriter() {
+  static LogWriter* const writer = LogWriter::Create(STDERR_FILENO, [](int64_t lines) {
+    return StderrLine(spdlog::level::warn,
+                      absl::StrCat(lines, " lines of this log were lost here: nobody read them in time"));
+  });
+  return *writer;
+}
+
+class StderrSink final : public spdlog::sinks::base_sink<std::mutex> {
+ protected:
+  void sink_it_(const spdlog::details::log_msg& message) override {
+    spdlog::memory_buf_t line;
+    formatter_->format(message, line);
+    StderrWriter().Write({line.data(), line.size()});
+  }
+  void flush_() override { StderrWriter().Drain(kPatience); }
+};
+
 // Text of somebody who does not know of the log, whole lines of it where they were written as such. No lock
-// of the logger: it may be the one that is about to abort.
+// of the logger: it may be the one that is about to abort, which is why this waits until they are written.
 ssize_t WriteLines(void*, const char* text, size_t size) {
   for (std::string_view rest(text, size); !rest.empty();) {
     const std::string_view next = rest.substr(0, rest.find('\n'));
     rest.remove_prefix(std::min(next.size() + 1, rest.size()));
-    if (next.empty()) continue;
-    const std::string line = LineOf(log_format, absl::Now(), NameOf(spdlog::level::err),
-                                    spdlog::default_logger_raw()->name(), next, "");
-    (void)!write(STDERR_FILENO, line.data(), line.size());  // nowhere to report to
+    if (!next.empty()) StderrWriter().Write(StderrLine(spdlog::level::err, next));
   }
+  StderrWriter().Drain(kPatience);
   return static_cast<ssize_t>(size);
 }
 
 // The sink of the log on standard error. From its first call on, C's stderr leads to WriteLines.
-const spdlog::sink_ptr& StderrSink() {
+const spdlog::sink_ptr& SinkOfStderr() {
   static const spdlog::sink_ptr* const sink = [] {
-    auto* real = new spdlog::sink_ptr(std::make_shared<spdlog::sinks::stderr_sink_mt>());
+    auto* real = new spdlog::sink_ptr(std::make_shared<StderrSink>());
+    StderrWriter();
+    std::atexit([] { StderrWriter().Drain(kPatience); });
     FILE* lines =
         fopencookie(nullptr, "w", {.read = nullptr, .write = WriteLines, .seek = nullptr, .close = nullptr});
     if (lines != nullptr) {
@@ -171,7 +203,33 @@ void SetUpLog(const std::string& component, LogFormat format, spdlog::level::lev
 }
 
 void SetUpLog(const std::string& component, LogFormat format, spdlog::level::level_enum level) {
-  SetUpLog(component, format, level, StderrSink());
+  SetUpLog(component, format, level, SinkOfStderr());
+}
+
+void EndOnUncaughtExceptions(int code) {
+  static std::atomic<int> exit_code;
+  exit_code = code;
+  std::set_terminate([] {
+    const auto say = [](const char* what) {
+      spdlog::critical("unexpected exception: {}", what);
+      spdlog::default_logger()->flush();
+    };
+    if (std::current_exception() == nullptr) std::abort();  // no exception: std::terminate was called
+    try {
+      throw;
+    } catch (const std::system_error& error) {
+      say(error.what());
+      std::_Exit(exit_code);
+    } catch (const std::bad_alloc&) {
+      say("out of memory");
+      std::_Exit(exit_code);
+    } catch (const std::exception& error) {
+      say(error.what());
+    } catch (...) {
+      say("of no type that is known");
+    }
+    std::abort();
+  });
 }
 
 LogFormat ParseLogFormat(std::string_view name) {

@@ -1,6 +1,8 @@
 // How the log of our programs looks: one line a message on standard error, readable text or JSON. Messages go
 // through spdlog as anywhere; those with fields of their own through LogEvent; gRPC's come through
-// base/grpc_log.h; and what anybody writes to C's stderr (a failed check does), as errors, line by line.
+// base/grpc_log.h; and what anybody writes to C's stderr (a failed check does), as errors, line by line. Who
+// logs never waits for whoever reads standard error (base/log_writer.h); a process that ends does, for a
+// second without progress at most: exit, and flush of the default logger before an _exit.
 #pragma once
 
 #include <cstdint>
@@ -25,6 +27,11 @@ void SetUpLog(const std::string& component, LogFormat format, spdlog::level::lev
               spdlog::sink_ptr sink);
 // The same on standard error.
 void SetUpLog(const std::string& component, LogFormat format, spdlog::level::level_enum level);
+// An exception that nobody converted, in whatever thread, is said in the log and ends the process where it
+// was thrown: no destructor runs, since those of gRPC wait for threads that may never have started. What the
+// system did not give (memory, a thread) ends it with `code`, anything else, a bug, aborts it.
+void EndOnUncaughtExceptions(int code);
+
 // "text", "json".
 LogFormat ParseLogFormat(std::string_view name);
 // "debug", "info", "warn", "error".

@@ -1,7 +1,14 @@
 #include "base/log.h"
 
+#include <cerrno>
+#include <csignal>
 #include <cstdio>
+#include <cstdlib>
+#include <new>
 #include <sstream>
+#include <stdexcept>
+#include <system_error>
+#include <thread>
 
 #include "base/check.h"
 #include "gmock/gmock.h"
@@ -111,6 +118,26 @@ TEST(LogDeathTest, WhatOthersWriteToStderrAreLinesToo) {
       },
       "^" + head + "ours\"[}]\n" + head + "in pieces\"[}]\n" + head + "and \\\\\"more\\\\\"\"[}]\n" + head +
           "[^\"]*log_test.cc:[0-9]+: check failed: 1 == 2 \\\\\"context\\\\\"\"[}]\n$");
+}
+
+// Ends it where it was thrown: what would wait for ever on the way out does not get the chance.
+TEST(LogDeathTest, ExceptionsThatNobodyConvertedEndTheProcess) {
+  struct EndsInVain {
+    ~EndsInVain() { std::_Exit(1); }
+  };
+  const auto die = [](auto exception) {
+    SetUpLog("dflashd", LogFormat::kText, spdlog::level::info);
+    EndOnUncaughtExceptions(75);
+    std::thread([&] {
+      const EndsInVain guard;
+      throw exception;
+    }).join();
+  };
+  EXPECT_EXIT(die(std::system_error(EAGAIN, std::generic_category())), ::testing::ExitedWithCode(75),
+              "error dflashd: unexpected exception: Resource temporarily unavailable\n$");
+  EXPECT_EXIT(die(std::bad_alloc()), ::testing::ExitedWithCode(75), "unexpected exception: out of memory\n$");
+  EXPECT_EXIT(die(std::runtime_error("a bug")), ::testing::KilledBySignal(SIGABRT),
+              "unexpected exception: a bug\n$");
 }
 
 }  // namespace

@@ -20,6 +20,7 @@ absl::Status SystemError(const std::string& path, int error) {
   std::string text = absl::StrCat(path, ": ", std::strerror(error));
   if (error == ENOENT || error == ENOTDIR) return absl::NotFoundError(text);
   if (error == EACCES || error == EPERM) return absl::PermissionDeniedError(text);
+  if (error == ELOOP || error == ENAMETOOLONG) return absl::InvalidArgumentError(text);
   return absl::UnavailableError(text);
 }
 

@@ -15,7 +15,8 @@ namespace dflash {
 class RegularFile {
  public:
   // Opens for reading; symbolic links are followed. Errors, each naming the path: NotFound, PermissionDenied,
-  // InvalidArgument when it is no regular file, Unavailable for other failures of the system call.
+  // InvalidArgument when it is no regular file or a link that leads nowhere, Unavailable for other failures
+  // of the system call.
   static absl::StatusOr<RegularFile> Open(const std::string& path);
 
   RegularFile(RegularFile&& other) noexcept

@@ -52,6 +52,12 @@ TEST_F(RegularFileTest, ErrorsNameThePath) {
   EXPECT_EQ(std::string(missing.message()), path_ + "x: No such file or directory");
   EXPECT_EQ(ReadFile(path_ + "/x", 4).status().code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(std::string(ReadFile("/", 4).status().message()), "/: not a regular file");
+  const std::string loop = path_ + ".loop";
+  ASSERT_EQ(symlink(loop.c_str(), loop.c_str()), 0);
+  const absl::Status endless = ReadFile(loop, 4).status();
+  unlink(loop.c_str());
+  EXPECT_EQ(endless.code(), absl::StatusCode::kInvalidArgument) << "no fault of the device";
+  EXPECT_EQ(std::string(endless.message()), loop + ": Too many levels of symbolic links");
 }
 
 TEST_F(RegularFileTest, APipeDoesNotHang) {

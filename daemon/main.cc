@@ -9,13 +9,13 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
-#include <exception>
 #include <filesystem>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -438,6 +438,7 @@ int Serve(const Settings& settings, const RemoteLeaders& remote) {
   // meanwhile with CANCELLED, as if their clients had wanted that. So they hear that the server is going, and
   // then their connections break, which is UNAVAILABLE: both send them elsewhere.
   std::fflush(nullptr);
+  spdlog::default_logger()->flush();
   std::_Exit(failed_start);
 }
 
@@ -471,7 +472,8 @@ int Main(int argc, char** argv) {
   for (const std::string& warning : command_line->warnings) spdlog::warn("{}", warning);
   for (const auto& [name, folder] :
        {std::pair("--model", &settings.model), std::pair("--draft-model", &settings.draft_model)}) {
-    if (!folder->empty() && !std::filesystem::is_directory(*folder)) {
+    std::error_code error;
+    if (!folder->empty() && !std::filesystem::is_directory(*folder, error)) {
       return Fail(kExitBadModel, absl::StrCat(name, ": ", *folder, " is no folder"));
     }
   }
@@ -495,14 +497,10 @@ int main(int argc, char** argv) {
   std::signal(SIGPIPE, SIG_IGN);
   std::signal(SIGXFSZ, SIG_IGN);
   dflash::RaiseDescriptorLimit();
-  try {
-    dflash::SetUpLog(dflash::kProgram,
-                     dflash::ParseLogFormat(dflash::EarlyLogFormat(argc, argv, dflash::Environment())),
-                     spdlog::level::info);
-    dflash::TakeGrpcLog();
-    return dflash::Main(argc, argv);
-  } catch (const std::exception& error) {  // a library's exception that nobody converted
-    spdlog::critical("unexpected exception: {}", error.what());
-    return dflash::kExitNoWorker;
-  }
+  dflash::SetUpLog(dflash::kProgram,
+                   dflash::ParseLogFormat(dflash::EarlyLogFormat(argc, argv, dflash::Environment())),
+                   spdlog::level::info);
+  dflash::EndOnUncaughtExceptions(dflash::kExitNoWorker);
+  dflash::TakeGrpcLog();
+  return dflash::Main(argc, argv);
 }

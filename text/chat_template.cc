@@ -1,7 +1,6 @@
 #include "text/chat_template.h"
 
-#include <filesystem>
-#include <system_error>
+#include <optional>
 
 #include "base/json_value.h"
 #include "base/regular_file.h"
@@ -20,9 +19,12 @@ absl::Status Invalid(const std::string& field, const std::string& what) {
   return absl::InvalidArgumentError(absl::StrCat(field, ": ", what));
 }
 
-bool Exists(const std::string& path) {
-  std::error_code error;
-  return std::filesystem::exists(path, error);
+// What a file says; nullopt when there is none. Errors of ReadFile.
+absl::StatusOr<std::optional<std::string>> ReadIfAny(const std::string& path, int64_t max_bytes) {
+  absl::StatusOr<std::string> text = ReadFile(path, max_bytes);
+  if (absl::IsNotFound(text.status())) return std::nullopt;
+  DFLASH_RETURN_IF_ERROR(text.status());
+  return *std::move(text);
 }
 
 // The special tokens of a tokenizer_config.json: text, or an object that holds it as `content`.
@@ -150,15 +152,14 @@ std::vector<TextSegment> RenderedChat::Segments() const {
 absl::StatusOr<ChatTemplate> ChatTemplate::Load(const std::string& folder, const jinja::Limits& limits) {
   std::string origin = folder + "/chat_template.jinja";
   const std::string config_path = folder + "/tokenizer_config.json";
-  std::optional<std::string> source;
-  if (Exists(origin)) {
-    DFLASH_ASSIGN_OR_RETURN(source, ReadFile(origin, static_cast<int64_t>(limits.max_template_bytes)));
-  }
+  DFLASH_ASSIGN_OR_RETURN(std::optional<std::string> source,
+                          ReadIfAny(origin, static_cast<int64_t>(limits.max_template_bytes)));
   Json special_tokens;
-  if (Exists(config_path)) {
-    DFLASH_ASSIGN_OR_RETURN(const std::string text, ReadFile(config_path, kMaxConfigBytes));
+  DFLASH_ASSIGN_OR_RETURN(const std::optional<std::string> config_text,
+                          ReadIfAny(config_path, kMaxConfigBytes));
+  if (config_text.has_value()) {
     DFLASH_ASSIGN_OR_RETURN(const JsonValue config,
-                            ParseJson(text, config_path, JsonLimits{.max_bytes = kMaxConfigBytes}));
+                            ParseJson(*config_text, config_path, JsonLimits{.max_bytes = kMaxConfigBytes}));
     special_tokens = SpecialTokensOf(config);
     const JsonValue* inline_source =
         config.kind == JsonValue::Kind::kObject ? config.Find("chat_template") : nullptr;

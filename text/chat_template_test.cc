@@ -411,6 +411,11 @@ TEST_F(ChatTemplateLoadTest, NamesTheFileInErrors) {
   const auto message = [this] { return std::string(ChatTemplate::Load(folder_).status().ToString()); };
   EXPECT_THAT(message(),
               HasSubstr("NOT_FOUND: no chat template: neither " + folder_ + "/chat_template.jinja"));
+  for (const char* name : {"/tokenizer_config.json", "/chat_template.jinja"}) {
+    std::filesystem::create_symlink(folder_ + name, folder_ + name);
+    EXPECT_THAT(message(), HasSubstr(folder_ + name + ": Too many levels of symbolic links"));
+    std::filesystem::remove(folder_ + name);
+  }
   Write("tokenizer_config.json", "{");
   EXPECT_THAT(message(), HasSubstr(folder_ + "/tokenizer_config.json"));
   Write("tokenizer_config.json", R"({"chat_template": [{"name": "default", "template": "x"}]})");

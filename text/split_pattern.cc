@@ -63,6 +63,15 @@ absl::StatusOr<std::string> Translate(std::string_view pattern) {
   return out;
 }
 
+// The beginning of a text that would fill the message, cut between characters.
+std::string Shortened(std::string text) {
+  constexpr size_t kMostBytes = 80;
+  if (text.size() <= kMostBytes) return text;
+  size_t end = kMostBytes;
+  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80) --end;
+  return text.substr(0, end) + "...";
+}
+
 }  // namespace
 
 struct SplitPattern::Code {
@@ -83,7 +92,8 @@ absl::StatusOr<SplitPattern> SplitPattern::Compile(std::string_view pattern) {
                              PCRE2_UTF | PCRE2_UCP, &error, &offset, nullptr));
   if (code == nullptr) {
     return absl::InvalidArgumentError(absl::StrCat("regular expression: ", Message(error), ", at \"",
-                                                   source.substr(std::min(offset, source.size())), "\""));
+                                                   Shortened(source.substr(std::min(offset, source.size()))),
+                                                   "\""));
   }
   uint32_t matches_empty = 0;
   pcre2_pattern_info(code.get(), PCRE2_INFO_MATCHEMPTY, &matches_empty);

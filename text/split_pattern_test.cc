@@ -66,6 +66,14 @@ TEST(SplitPatternTest, BadPatternsAreErrors) {
   }
 }
 
+TEST(SplitPatternTest, ErrorsQuoteTheBeginningOfWhatIsWrong) {
+  std::string pattern = "a{2,1}";
+  for (int i = 0; i < 200; ++i) pattern += "\xc3\xa9";
+  const std::string message(SplitPattern::Compile(pattern).status().message());
+  EXPECT_LT(message.size(), 200u);
+  EXPECT_THAT(message, ::testing::EndsWith("\xc3\xa9...\"")) << "whole characters";
+}
+
 TEST(SplitPatternTest, BacktrackingIsBounded) {
   const auto pattern = SplitPattern::Compile("(a|a)+b|(?:a+)+c");
   ASSERT_TRUE(pattern.ok()) << pattern.status();

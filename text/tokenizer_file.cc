@@ -3,16 +3,14 @@
 #include <simdjson.h>
 
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
 #include <optional>
 #include <string_view>
-#include <system_error>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "base/regular_file.h"
 #include "base/sha256.h"
 #include "base/status.h"
 
@@ -21,7 +19,7 @@ namespace {
 
 namespace dom = simdjson::dom;
 
-constexpr uintmax_t kMaxFileBytes = 256u << 20;
+constexpr int64_t kMaxFileBytes = int64_t{256} << 20;
 
 // A JSON object of a file. It remembers which keys were asked for: whatever is left is a key that nobody
 // knows.
@@ -30,7 +28,8 @@ class Object {
   static absl::StatusOr<Object> From(dom::element element, std::string where) {
     dom::object object;
     if (element.get(object) != simdjson::SUCCESS) {
-      return absl::InvalidArgumentError(absl::StrCat(where, ": must be an object"));
+      return absl::InvalidArgumentError(
+          absl::StrCat(where, where.ends_with(": ") ? "" : ": ", "must be an object"));
     }
     return Object(object, std::move(where));
   }
@@ -127,18 +126,13 @@ class Object {
   std::vector<std::string> read_;
 };
 
-absl::StatusOr<simdjson::padded_string> ReadFile(const std::string& path) {
-  std::error_code error;
-  const uintmax_t size = std::filesystem::file_size(path, error);
-  if (error) return absl::NotFoundError(absl::StrCat(path, ": ", error.message()));
-  if (size > kMaxFileBytes) {
+absl::StatusOr<simdjson::padded_string> ReadPadded(const std::string& path) {
+  DFLASH_ASSIGN_OR_RETURN(const RegularFile file, RegularFile::Open(path));
+  if (file.size() > kMaxFileBytes) {
     return absl::InvalidArgumentError(absl::StrCat(path, ": larger than ", kMaxFileBytes, " bytes"));
   }
-  simdjson::padded_string text(static_cast<size_t>(size));
-  std::ifstream file(path, std::ios::binary);
-  if (!file.read(text.data(), static_cast<std::streamsize>(size))) {
-    return absl::NotFoundError(absl::StrCat(path, ": cannot be read"));
-  }
+  simdjson::padded_string text(static_cast<size_t>(file.size()));
+  DFLASH_RETURN_IF_ERROR(file.ReadAt(0, file.size(), text.data()));
   return text;
 }
 
@@ -182,13 +176,14 @@ class Reader {
  public:
   absl::StatusOr<TokenizerFile> Read(const std::string& folder) {
     const std::string path = folder + "/tokenizer.json";
-    DFLASH_ASSIGN_OR_RETURN(const simdjson::padded_string text, ReadFile(path));
+    DFLASH_ASSIGN_OR_RETURN(const simdjson::padded_string text, ReadPadded(path));
     dom::parser parser;
     DFLASH_ASSIGN_OR_RETURN(Object root, Parse(parser, text, path));
     DFLASH_RETURN_IF_ERROR(ReadRoot(std::move(root)));
     const std::string config_path = folder + "/tokenizer_config.json";
-    std::error_code error;
-    if (std::filesystem::exists(config_path, error)) DFLASH_RETURN_IF_ERROR(ReadConfig(config_path));
+    const absl::StatusOr<simdjson::padded_string> config = ReadPadded(config_path);
+    if (config.ok()) DFLASH_RETURN_IF_ERROR(ReadConfig(*config, config_path));
+    if (!config.ok() && !absl::IsNotFound(config.status())) return config.status();
     DFLASH_RETURN_IF_ERROR(CheckAddedTokens(path));
     return std::move(file_);
   }
@@ -396,8 +391,7 @@ class Reader {
     return absl::OkStatus();
   }
 
-  absl::Status ReadConfig(const std::string& path) {
-    DFLASH_ASSIGN_OR_RETURN(const simdjson::padded_string text, ReadFile(path));
+  absl::Status ReadConfig(const simdjson::padded_string& text, const std::string& path) {
     dom::parser parser;
     DFLASH_ASSIGN_OR_RETURN(Object root, Parse(parser, text, path));
     // These would change the ids or the text; the other keys here are for other programs.
@@ -454,8 +448,8 @@ class Reader {
 absl::StatusOr<TokenizerFile> ReadTokenizerFile(const std::string& folder) { return Reader().Read(folder); }
 
 absl::StatusOr<std::string> TokenizerDigest(const std::string& folder) {
-  DFLASH_ASSIGN_OR_RETURN(const simdjson::padded_string tokenizer, ReadFile(folder + "/tokenizer.json"));
-  const absl::StatusOr<simdjson::padded_string> config = ReadFile(folder + "/tokenizer_config.json");
+  DFLASH_ASSIGN_OR_RETURN(const simdjson::padded_string tokenizer, ReadPadded(folder + "/tokenizer.json"));
+  const absl::StatusOr<simdjson::padded_string> config = ReadPadded(folder + "/tokenizer_config.json");
   if (!config.ok() && !absl::IsNotFound(config.status())) return config.status();
   return Sha256()
       .Add({tokenizer.data(), tokenizer.size()})

@@ -178,6 +178,20 @@ TEST_F(TokenizerFileTest, WhatMayDifferMayDiffer) {
               testing::ElementsAre('e', 0xCC, 0x81, 258));
 }
 
+TEST_F(TokenizerFileTest, WhatIsNoObjectAndWhatLeadsNowhere) {
+  Write("tokenizer.json", "0");
+  EXPECT_EQ(std::string(ReadTokenizerFile(folder_).status().message()),
+            folder_ + "/tokenizer.json: must be an object");
+  Write("tokenizer.json", Small().dump());
+  const std::string config = folder_ + "/tokenizer_config.json";
+  std::filesystem::create_symlink(config, config);
+  const absl::Status status = ReadTokenizerFile(folder_).status();
+  std::filesystem::remove(config);
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << status;
+  EXPECT_EQ(std::string(status.message()), config + ": Too many levels of symbolic links");
+  EXPECT_TRUE(ReadTokenizerFile(folder_).ok()) << "only what is not there is absent";
+}
+
 TEST_F(TokenizerFileTest, EveryMutationIsAnErrorThatNamesItsKey) {
   constexpr auto kBad = StatusCode::kInvalidArgument;
   constexpr auto kNotHere = StatusCode::kUnimplemented;

@@ -63,15 +63,17 @@ void AddFingerprints(const std::string& whose, const Checkpoint& checkpoint, Gro
     group.fingerprints[absl::StrCat(whose, " ", name)] = fingerprint;
 }
 
-// What this rank is going to allocate.
+GroupRank RankOf(const GroupOptions& options) {
+  if (options.communicator == nullptr) return {};
+  return {.rank = options.communicator->rank(), .size = options.communicator->size()};
+}
+
+// What `rank` is going to allocate.
 absl::StatusOr<MemoryDemand> DemandOf(const GroupOptions& options, const TargetConfig& target_config,
                                       const TargetCheckpoint& target,
                                       const std::optional<DraftConfig>& draft_config,
                                       const std::optional<DraftCheckpoint>& draft, const Group& group,
-                                      int64_t pages) {
-  GroupRank rank;
-  if (options.communicator != nullptr)
-    rank = {.rank = options.communicator->rank(), .size = options.communicator->size()};
+                                      GroupRank rank, int64_t pages) {
   MemoryDemand demand;
   DFLASH_ASSIGN_OR_RETURN(demand.target, RankConfig(target_config, rank));
   demand.target_weight_bytes =
@@ -119,12 +121,26 @@ absl::StatusOr<int64_t> ChoosePages(const GroupOptions& options, const MemoryDem
   DFLASH_ASSIGN_OR_RETURN(const int64_t pages,
                           LeastOfRanks(PagesThatFit(demand, bytes), options.communicator, stream));
   if (pages == 0) {
-    const absl::Status status = CheckFits(demand, bytes);
+    const absl::Status status =
+        CheckFits({demand}, {.bytes = bytes, .reserve = kMemoryReserve, .name = "its share"});
     return absl::ResourceExhaustedError(
         absl::StrCat("--memory-fraction ", fraction, " leaves no room for a cache on some rank",
                      status.ok() ? "" : absl::StrCat(": ", status.message())));
   }
   return is_given ? pages : std::min(pages, whole_contexts);
+}
+
+// Whether what `sharers` of one memory allocate fits there. Memory that is shared, a machine's, is taken page
+// by page as it is used, and what others hold of it now they may give back: there only what can never fit is
+// refused.
+absl::Status CheckRoom(const std::vector<MemoryDemand>& sharers, const DeviceMemory& memory, const Log& log) {
+  const MemoryRoom free = {.bytes = memory.free, .reserve = kMemoryReserve, .name = "free"};
+  if (!memory.shared_by_ranks) return CheckFits(sharers, free);
+  DFLASH_RETURN_IF_ERROR(CheckFits(
+      sharers, {.bytes = memory.total, .name = "all that this machine, or its control group, has"}));
+  const absl::Status now = CheckFits(sharers, {.bytes = memory.free, .name = "free now"});
+  if (!now.ok()) log(absl::StrCat("warning: pools take memory as they fill: ", now.message()));
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -205,17 +221,30 @@ absl::StatusOr<Group> LoadGroup(const GroupOptions& options, const Log& log) {
   DFLASH_ASSIGN_OR_RETURN(Stream stream,
                           Stream::Create({.threads = options.threads, .device = options.device}));
   group.stream = std::make_unique<Stream>(std::move(stream));
-  DFLASH_ASSIGN_OR_RETURN(MemoryDemand demand,
-                          DemandOf(options, target_config, target, draft_config, draft, group, /*pages=*/1));
+  DFLASH_ASSIGN_OR_RETURN(MemoryDemand demand, DemandOf(options, target_config, target, draft_config, draft,
+                                                        group, RankOf(options), /*pages=*/1));
   const int64_t whole_contexts =
       options.max_sequences * ((group.max_context_tokens + kPageTokens - 1) / kPageTokens);
   DFLASH_ASSIGN_OR_RETURN(demand.pages, ChoosePages(options, demand, whole_contexts, *group.stream));
+  if (demand.pages == whole_contexts && options.cache_tokens == 0)
+    demand.pages_of_sequence = whole_contexts / options.max_sequences;
   // A request that could never fit is refused for its length, and an unset limit means what does fit.
   group.max_context_tokens = std::min(group.max_context_tokens, demand.pages * kPageTokens);
   group.memory = PlanMemory(demand);
   for (const std::string& line : group.memory.Lines()) log(line);
-  DFLASH_ASSIGN_OR_RETURN(const int64_t free_bytes, FreeDeviceBytes(*group.stream));
-  DFLASH_RETURN_IF_ERROR(CheckFits(demand, free_bytes));
+  std::vector<MemoryDemand> sharers = {demand};
+  DFLASH_ASSIGN_OR_RETURN(const DeviceMemory memory, GetDeviceMemory(*group.stream));
+  if (memory.shared_by_ranks) {
+    const int64_t ranks = RankOf(options).size;
+    sharers.resize(static_cast<size_t>(ranks));
+    for (int64_t rank = 0; rank < ranks; ++rank) {
+      MemoryDemand& sharer = sharers[static_cast<size_t>(rank)];
+      DFLASH_ASSIGN_OR_RETURN(sharer, DemandOf(options, target_config, target, draft_config, draft, group,
+                                               {.rank = rank, .size = ranks}, demand.pages));
+      sharer.pages_of_sequence = demand.pages_of_sequence;
+    }
+  }
+  DFLASH_RETURN_IF_ERROR(CheckRoom(sharers, memory, log));
   DFLASH_ASSIGN_OR_RETURN(SequenceTable table, SequenceTable::Create({.slots = options.max_sequences,
                                                                       .pages = demand.pages,
                                                                       .max_tokens = group.max_context_tokens},

@@ -16,6 +16,7 @@
 namespace dflash {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -46,7 +47,8 @@ class RandomGroupTest : public ::testing::Test {
 };
 
 TEST_F(RandomGroupTest, GeneratesTheSameTokensWithAndWithoutDrafts) {
-  options_.adaptive_blocks = false;  // few of a random drafter's drafts are accepted, so blocks would get short
+  options_.adaptive_blocks =
+      false;  // few of a random drafter's drafts are accepted, so blocks would get short
   const auto group = Load();
   ASSERT_TRUE(group.ok()) << group.status();
   EXPECT_EQ(group->tokenizer, nullptr);
@@ -107,6 +109,41 @@ TEST_F(RandomGroupTest, TheCacheTakesWhatItsShareOfTheMemoryLeaves) {
   const absl::Status status = Load().status();
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(status.message()), HasSubstr("--memory-fraction 1e-06 leaves no room"));
+}
+
+// Sizes that are said outright are held against the memory of the machine before any weight is made.
+TEST_F(RandomGroupTest, PoolsThatNoMachineHoldsAreRefusedAtOnce) {
+  const auto refused = [&] {
+    log_.clear();
+    const absl::Status status = Load().status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+    EXPECT_THAT(log_, Not(HasSubstr("loading target")));
+    return std::string(status.message());
+  };
+  options_.cache_tokens = 99999999999;
+  EXPECT_THAT(refused(), AllOf(HasSubstr("less with --cache-tokens"), HasSubstr("(--cache-tokens ")));
+  options_.cache_tokens = 1000;
+  options_.checkpoints = int64_t{1} << 30;
+  EXPECT_THAT(refused(),
+              AllOf(HasSubstr("less with --prefix-checkpoints"), HasSubstr("(--prefix-checkpoints ")));
+}
+
+// Two ranks share a machine. What one of them could have alone is too much for both.
+TEST_F(RandomGroupTest, RanksOfOneMachineShareItsMemory) {
+  const DeviceMemory memory = GetDeviceMemory(*Stream::Create({.threads = 1})).value();
+  ASSERT_TRUE(memory.shared_by_ranks);
+  auto communicators = HostCommunicator::CreateGroup({.size = 2}).value();
+  options_.communicator = communicators[1].get();
+  MemoryDemand demand;
+  demand.target = *RankConfig(*TargetConfig::Load(options_.model), GroupRank{.rank = 1, .size = 2});
+  demand.activation = ActivationDType();
+  demand.sequences = options_.max_sequences;
+  demand.pages = PagesThatFit(demand, memory.total * 3 / 4);
+  ASSERT_LT(PlanMemory(demand).total(), memory.total);
+  options_.cache_tokens = demand.pages * 64;
+  const absl::Status status = Load().status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("all that this machine, or its control group, has"));
 }
 
 // Rank 0 has the drafter and so less room, and it has what all have.

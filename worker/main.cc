@@ -9,7 +9,6 @@
 #include <atomic>
 #include <csignal>
 #include <cstdio>
-#include <exception>
 #include <filesystem>
 #include <functional>
 #include <map>
@@ -17,6 +16,8 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -35,6 +36,7 @@
 #include "kernels/device/stream.h"
 #include "spdlog/spdlog.h"
 #include "worker/defects/defects.h"
+#include "worker/fault_observer.h"
 #include "worker/launcher.h"
 #include "worker/load_group.h"
 #include "worker/membership.h"
@@ -327,7 +329,8 @@ absl::StatusOr<SelfTestBundle> BundleForSelfTest(const Flags& flags) {
   if (flags.group.draft_model.empty()) return none("there is no drafter");
   if (folder.empty()) {
     folder = flags.group.draft_model + "/golden";
-    if (!std::filesystem::exists(folder + "/bundle.json"))
+    std::error_code error;
+    if (!std::filesystem::exists(folder + "/bundle.json", error) && !error)
       return none("no golden bundle was given (--golden), and none lies beside the drafter");
   }
   absl::StatusOr<golden::GoldenBundle> bundle = golden::GoldenBundle::Open(folder);
@@ -395,13 +398,22 @@ absl::Status TestItself(const Flags& flags, const SelfTestBundle& with, const Gr
   return absl::OkStatus();
 }
 
+// A line of LoadGroup.
+void LogFinding(const std::string& line) {
+  constexpr std::string_view kWarning = "warning: ";
+  if (line.starts_with(kWarning)) {
+    spdlog::warn("{}", line.substr(kWarning.size()));
+  } else {
+    spdlog::info("{}", line);
+  }
+}
+
 // Rank 0: loads, then runs the engine until the coordinator or a signal ends it.
 int Lead(const Flags& flags, Membership& membership, SignalThread& signals) {
   const absl::Time load_deadline = absl::Now() + absl::Seconds(flags.load_timeout_seconds);
   const absl::StatusOr<SelfTestBundle> bundle = BundleForSelfTest(flags);
   if (!bundle.ok()) return Fail(kExitBadModel, bundle.status());
-  absl::StatusOr<Group> group =
-      LoadGroup(flags.group, [](const std::string& line) { spdlog::info("{}", line); });
+  absl::StatusOr<Group> group = LoadGroup(flags.group, LogFinding);
   if (!group.ok()) {
     return Fail(absl::IsUnavailable(group.status()) ? kExitNoDevice : kExitBadModel, group.status());
   }
@@ -413,12 +425,13 @@ int Lead(const Flags& flags, Membership& membership, SignalThread& signals) {
   }
   const bool speculate = group->drafter != nullptr && flags.speculation == "dflash";
   EngineMetrics metrics(MetricsOptions(*group, speculate));
+  FaultObserver observer(&metrics, &absl::Now, [](const std::string& line) { spdlog::warn("{}", line); });
   absl::StatusOr<std::unique_ptr<Engine>> engine =
-      group->MakeEngine(flags.group.max_prefill_tokens, &metrics, ranks.get());
+      group->MakeEngine(flags.group.max_prefill_tokens, &observer, ranks.get());
   if (!engine.ok()) return Fail(kExitBadModel, engine.status());
   GroupIdentity identity = Identity(*group, speculate);
   const absl::Status tested = TestItself(flags, *bundle, *group, engine->get(), &metrics, &identity);
-  if (!tested.ok()) return Fail(kExitEngineFailed, tested);
+  if (!tested.ok()) return Fail(kExitEngineFailed, Annotate(tested, "SELF-TEST FAILED"));
   EngineBackend backend(engine->get());
 
   std::atomic<bool> coordinator_lost = false;
@@ -454,8 +467,7 @@ int Follow(const Flags& flags, Membership& membership, SignalThread& signals) {
     membership.link->Abort(status);
     return Fail(code, status);
   };
-  absl::StatusOr<Group> group =
-      LoadGroup(flags.group, [](const std::string& line) { spdlog::info("{}", line); });
+  absl::StatusOr<Group> group = LoadGroup(flags.group, LogFinding);
   if (!group.ok())
     return give_up(absl::IsUnavailable(group.status()) ? kExitNoDevice : kExitBadModel, group.status());
   absl::StatusOr<std::unique_ptr<RankFollower>> follower = group->MakeFollower();
@@ -660,14 +672,13 @@ int main(int argc, char** argv) {
   sigemptyset(&blocked);
   for (int number : {SIGTERM, SIGINT, SIGUSR1}) sigaddset(&blocked, number);
   pthread_sigmask(SIG_BLOCK, &blocked, nullptr);  // before any thread exists
+  // A log that nobody reads any more, or that may not grow, is no reason to end.
+  std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);
   dflash::SetUpLog(dflash::kProgram,
                    dflash::ParseLogFormat(dflash::EarlyValue(argc, argv, "log-format").value_or("")),
                    spdlog::level::info);
+  dflash::EndOnUncaughtExceptions(dflash::kExitEngineFailed);
   dflash::TakeGrpcLog();
-  try {
-    return dflash::Main(argc, argv);
-  } catch (const std::exception& error) {  // a library's exception that nobody converted
-    spdlog::critical("unexpected exception: {}", error.what());
-    return dflash::kExitEngineFailed;
-  }
+  return dflash::Main(argc, argv);
 }

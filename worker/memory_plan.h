@@ -25,7 +25,8 @@ struct MemoryDemand {
   int64_t taps = 0;
   int64_t sequences = 1;
   int64_t pages = 1;
-  int64_t block_rows = 1;  // rows of one sequence in a verification
+  int64_t pages_of_sequence = 0;  // where `pages` are so many for each of `sequences`; 0: said by themselves
+  int64_t block_rows = 1;         // rows of one sequence in a verification
   int64_t prefill_rows = 512;
   int64_t checkpoints = 0;  // of recurrent and convolution states, for the prefix cache
   DType activation = DType::kBf16;
@@ -39,6 +40,7 @@ struct MemoryPool {
   std::string kind;  // label of metrics::kMemoryBytes
   std::string name;  // for people
   int64_t bytes = 0;
+  std::string flag;  // that makes it smaller; empty: none does
 };
 
 struct MemoryPlan {
@@ -55,11 +57,19 @@ MemoryPlan PlanMemory(const MemoryDemand& demand);
 // 0: none.
 int64_t PagesThatFit(MemoryDemand demand, int64_t bytes);
 
-// ResourceExhausted when the plan of `demand` and a reserve for the runtime's own needs do not fit into
-// `free_bytes`; the message says what is needed, what is free, and how many cached tokens, or how many
-// sequences, would fit.
-absl::Status CheckFits(const MemoryDemand& demand, int64_t free_bytes);
+// What pools have to fit into.
+struct MemoryRoom {
+  int64_t bytes = 0;
+  int64_t reserve = 0;  // bytes of it for the runtime's own needs
+  std::string name;     // ends the sentence "24.000 GB are ..."
+};
 inline constexpr int64_t kMemoryReserve = int64_t{512}
                                           << 20;  // graphs, rounding of allocations, staging of weights
+
+// ResourceExhausted when the plans of `ranks`, in their order, which share the memory and differ in nothing
+// but their shares of the model, do not fit into `room` together; the message says what is needed, which pool
+// takes most of it and which flag makes that smaller, and how many cached tokens, sequences, checkpoints or
+// prompt rows would fit.
+absl::Status CheckFits(const std::vector<MemoryDemand>& ranks, const MemoryRoom& room);
 
 }  // namespace dflash

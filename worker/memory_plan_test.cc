@@ -3,12 +3,17 @@
 #include <cmath>
 #include <string>
 
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/device/buffer.h"
 #include "worker/load_group.h"
 
 namespace dflash {
 namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 const std::string kSource = DFLASHD_SOURCE_DIR;
 
@@ -53,25 +58,71 @@ TEST(MemoryPlanTest, The27BWithAHundredThousandTokensNeedsLessThan75GB) {
   EXPECT_LT(PlanMemory(Real(8, 100000)).total() + kMemoryReserve, int64_t{75} * 1000 * 1000 * 1000);
 }
 
+absl::Status FitsFree(const MemoryDemand& demand, int64_t free_bytes) {
+  return CheckFits({demand}, {.bytes = free_bytes, .reserve = kMemoryReserve, .name = "free"});
+}
+
 TEST(MemoryPlanTest, SaysWhatWouldFit) {
   const MemoryDemand demand = Real(8, 500000);
   const int64_t needed = PlanMemory(demand).total() + kMemoryReserve;
-  EXPECT_TRUE(CheckFits(demand, needed).ok());
-  const absl::Status status = CheckFits(demand, needed - 1);
+  EXPECT_TRUE(FitsFree(demand, needed).ok());
+  const absl::Status status = FitsFree(demand, needed - 1);
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   // One page less, or one sequence less, and it fits.
-  EXPECT_NE(status.message().find("--cache-tokens 499968)"), std::string::npos) << status;
-  EXPECT_NE(status.message().find("--max-sequences 7)"), std::string::npos) << status;
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("--cache-tokens 499968)"), HasSubstr("--max-sequences 7)"),
+                    HasSubstr("--max-prefill-tokens 511)"), Not(HasSubstr("--prefix-checkpoints"))));
 
-  const absl::Status small = CheckFits(demand, int64_t{70} * 1000 * 1000 * 1000);
-  EXPECT_NE(small.message().find("--cache-tokens"), std::string::npos) << small;
-  EXPECT_EQ(small.message().find("--max-sequences"), std::string::npos)
-      << small;  // not even one, with this cache
+  const absl::Status small = FitsFree(demand, int64_t{70} * 1000 * 1000 * 1000);
+  EXPECT_THAT(std::string(small.message()),
+              AllOf(HasSubstr("most of it for target weights (53.792 GB), 70.000 GB are free;"),
+                    HasSubstr("--cache-tokens"), Not(HasSubstr("--max-sequences"))))
+      << "not even one, with this cache";
 
-  const absl::Status hopeless = CheckFits(demand, int64_t{40} * 1000 * 1000 * 1000);
+  const absl::Status hopeless = FitsFree(demand, int64_t{40} * 1000 * 1000 * 1000);
   EXPECT_EQ(hopeless.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_EQ(hopeless.message().find("--"), std::string::npos) << hopeless;
-  EXPECT_NE(hopeless.message().find("the weights are 57.252 GB"), std::string::npos) << hopeless;
+  EXPECT_THAT(std::string(hopeless.message()),
+              AllOf(HasSubstr("the weights are 57.252 GB"), Not(HasSubstr("--"))));
+}
+
+TEST(MemoryPlanTest, NamesThePoolThatIsTooLargeAndItsFlag) {
+  constexpr int64_t kHundred = int64_t{100} * 1000 * 1000 * 1000;
+  EXPECT_THAT(std::string(FitsFree(Real(8, 100000000000), kHundred).message()),
+              HasSubstr("most of it for target keys and values: 100000000000 tokens (6553600.000 GB; less "
+                        "with --cache-tokens)"));
+  MemoryDemand demand = Real(8, 1000);
+  demand.checkpoints = 1000;
+  const int64_t needed = PlanMemory(demand).total() + kMemoryReserve;
+  EXPECT_THAT(
+      std::string(FitsFree(demand, needed - 1).message()),
+      AllOf(HasSubstr("most of it for state checkpoints of the prefix cache: 1000 (153.944 GB; less with "
+                      "--prefix-checkpoints)"),
+            HasSubstr("; 999 prefix checkpoints would fit (--prefix-checkpoints 999)")));
+  demand.checkpoints = 0;
+  demand.sequences = 1024;
+  EXPECT_THAT(std::string(FitsFree(demand, kHundred).message()),
+              AllOf(HasSubstr("recurrent states: 1024 sequences (154.619 GB; less with --max-sequences)"),
+                    HasSubstr("sequences would fit (--max-sequences ")));
+  demand = Real(50, 50 * 64000);  // fewer sequences make the cache smaller, too
+  const int64_t fifty = PlanMemory(demand).total() + kMemoryReserve;
+  demand = Real(100, 100 * 64000);
+  demand.pages_of_sequence = 1000;
+  EXPECT_THAT(
+      std::string(FitsFree(demand, fifty).message()),
+      AllOf(HasSubstr("less with --cache-tokens or --max-sequences"), HasSubstr("--max-sequences 50)")));
+}
+
+TEST(MemoryPlanTest, RanksThatShareAMemoryNeedTheSum) {
+  const MemoryDemand leader = Real(8, 100000);
+  MemoryDemand other = leader;
+  other.drafter.reset();
+  other.drafter_weight_bytes = 0;
+  const int64_t needed = PlanMemory(leader).total() + PlanMemory(other).total();
+  EXPECT_TRUE(CheckFits({leader, other}, {.bytes = needed, .name = "here"}).ok());
+  const absl::Status status = CheckFits({leader, other}, {.bytes = needed - 1, .name = "here"});
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("target weights (107.584 GB)"), HasSubstr(" GB are here;"),
+                    HasSubstr("--cache-tokens 99968)")));
 }
 
 TEST(MemoryPlanTest, PagesFillWhatIsLeft) {
@@ -79,9 +130,9 @@ TEST(MemoryPlanTest, PagesFillWhatIsLeft) {
   const int64_t bytes = int64_t{120} * 1000 * 1000 * 1000;
   demand.pages = PagesThatFit(demand, bytes);
   EXPECT_GT(demand.pages, 5000);
-  EXPECT_TRUE(CheckFits(demand, bytes).ok());
+  EXPECT_TRUE(FitsFree(demand, bytes).ok());
   ++demand.pages;
-  EXPECT_FALSE(CheckFits(demand, bytes).ok());
+  EXPECT_FALSE(FitsFree(demand, bytes).ok());
   EXPECT_EQ(PagesThatFit(demand, int64_t{40} * 1000 * 1000 * 1000), 0);
 }
 

@@ -13,6 +13,7 @@
 namespace dflash::integration {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using Health = grpc::health::v1::HealthCheckResponse;
 
@@ -106,6 +107,14 @@ TEST(HealthTest, AWatchSeesTheLossOfTheGroupAndItsReturn) {
   EXPECT_EQ(watch.Next(), Health::NOT_SERVING);
   EXPECT_EQ(server.process().WaitForExit(), 0);
   EXPECT_EQ(process.Next(), Health::UNKNOWN) << "the process was there to its end";
+}
+
+TEST(DrainTest, OperatorsCallsAtTheClientsPortSayWhereTheyGo) {
+  Server server;
+  ASSERT_NE(server.channel(), nullptr);
+  const Ran ran = RunProgram({DflashctlPath(), "log-level", "debug", "--address", server.address()});
+  EXPECT_EQ(ran.exit_code, ctl::kServerError);
+  EXPECT_THAT(ran.output, AllOf(HasSubstr("nobody at " + server.address()), HasSubstr("--admin-listen")));
 }
 
 TEST(DrainTest, NobodyCallsAProcessBackThatGoes) {

@@ -1,5 +1,7 @@
 // --log-format json: whatever happens, every line on standard error is one JSON object of one form, whoever
 // of our processes, or gRPC in them, writes it.
+#include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -108,6 +110,34 @@ TEST(LogLines, AreJsonWhateverHappens) {
   EXPECT_GT(lines.grpc, 0) << "gRPC has said nothing";
   // Standard output has the two lines that scripts read, and nothing else.
   EXPECT_THAT(output, MatchesRegex("dflashd: listening on [^\n]*\ndflashd: ready\n"));
+  std::remove(log.c_str());
+}
+
+// A log that nobody reads, and then one whose reader is gone: serving goes on, and ends when it is asked to.
+TEST(LogLines, NobodyHasToReadThem) {
+  const std::string log = ::testing::TempDir() + "log_lines_test." + std::to_string(getpid()) + ".fifo";
+  ASSERT_EQ(mkfifo(log.c_str(), 0600), 0);
+  const int reader = open(log.c_str(), O_RDWR | O_CLOEXEC);
+  ASSERT_GE(reader, 0);
+  // As if much had been logged already: there is room for no line.
+  ASSERT_EQ(fcntl(reader, F_SETFL, O_NONBLOCK), 0);
+  const std::string full(4096, '.');
+  while (write(reader, full.data(), full.size()) > 0) {
+  }
+  {
+    Server server({"--log-level", "debug", "--max-restart-delay", "1"}, TinyTarget(), log);
+    ASSERT_NE(server.channel(), nullptr);
+    for (int i = 0; i < 20; ++i) EXPECT_EQ(server.GenerateOk(ShortRequest()).token_ids.size(), 4u);
+    close(reader);
+    for (int i = 0; i < 20; ++i) EXPECT_EQ(server.GenerateOk(ShortRequest()).token_ids.size(), 4u);
+    const int pid = server.Load().groups(0).leader_pid();
+    ASSERT_EQ(kill(pid, SIGKILL), 0);
+    ASSERT_TRUE(PollUntil([&] { return server.Load().groups(0).leader_pid() != pid; }));
+    ASSERT_TRUE(server.WaitUntilServing()) << "the next worker has nobody to log to from its start";
+    EXPECT_EQ(server.GenerateOk(ShortRequest()).token_ids.size(), 4u);
+    server.process().Signal(SIGTERM);
+    EXPECT_EQ(server.process().WaitForExit(), 0);
+  }
   std::remove(log.c_str());
 }
 

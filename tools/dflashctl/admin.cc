@@ -29,6 +29,12 @@ class AdminCall {
     endpoint->Prepare(&context);
     const Interrupt::Scope scope(interrupt, &context);
     const grpc::Status status = call(*stub, &context, *endpoint);
+    if (status.error_code() == grpc::StatusCode::UNIMPLEMENTED && status.error_message().empty()) {
+      return ServerError({status.error_code(), absl::StrCat("nobody at ", endpoint->address,
+                                                            " takes operators' calls; they go to the port or "
+                                                            "socket that dflashd has with --admin-listen")},
+                         *interrupt);
+    }
     return status.ok() ? kSuccess : ServerError(status, *interrupt);
   }
 

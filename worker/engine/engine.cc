@@ -590,6 +590,7 @@ absl::Status Engine::Impl::RunKnownRows(const KnownRows& known, StepReport& repo
       std::vector<TokenLogProbs> log_probs;
       if (!sampled.log_probs.empty()) log_probs.push_back(sampled.log_probs[row]);
       sequence.Emit({sampled.tokens[row]}, log_probs, nullptr);
+      report.numeric_faults += sequence.had_fault;
     }
     if (sequence.done || !sequence.at_anchor()) continue;
     DFLASH_RETURN_IF_ERROR(table_->CheckLengths(sequence.slot, sequence.stored, drafter_ != nullptr));
@@ -730,6 +731,7 @@ absl::Status Engine::Impl::CollectRound(StepReport& report) {
     sequence.report.draft_time += outcome.draft_time;
     sequence.report.verify_time += outcome.forward_time;
     sequence.Emit(what.emitted, what.log_probs, &of_sequence);
+    report.numeric_faults += sequence.had_fault;
   }
   clock.Charge(host_time);
   report.detokenize_time += host_time;

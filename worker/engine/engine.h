@@ -63,6 +63,7 @@ struct StepReport {
   int64_t sequences = 0;         // that had rows in this step
   int64_t constraint_work = 0;   // done by the automata of constraints (text/grammar/grammar.h)
   int64_t preemptions = 0;       // requests that gave slot and pages back, to be resumed later
+  int64_t numeric_faults = 0;    // requests that ended since logits were no numbers
   bool captured = false;         // its rounds were captured graphs
   absl::Duration schedule_time;  // planning and bookkeeping
   absl::Duration draft_time;

@@ -241,7 +241,11 @@ TEST(EngineNanTest, ARequestWhoseLogitsAreNotNumbersFailsAlone) {
   options.target_dir = folder.path();
   absl::StatusOr<TinyPair> pair = LoadTinyPair(options);
   ASSERT_TRUE(pair.ok()) << pair.status();
-  absl::StatusOr<std::unique_ptr<Engine>> engine = MakeEngine(*pair, pair->drafter.get());
+  struct FaultCount final : StepObserver {
+    void OnStep(const StepReport& report, const EngineGauges&) override { faults += report.numeric_faults; }
+    int64_t faults = 0;
+  } observer;
+  absl::StatusOr<std::unique_ptr<Engine>> engine = MakeEngine(*pair, pair->drafter.get(), &observer);
   ASSERT_TRUE(engine.ok());
   std::vector<GoldenPrompt> prompts = *LoadGoldenPrompts();
   prompts.resize(1);
@@ -255,6 +259,7 @@ TEST(EngineNanTest, ARequestWhoseLogitsAreNotNumbersFailsAlone) {
   EXPECT_EQ(ReasonOf(outcomes[0].status), "NUMERIC_FAULT");
   EXPECT_EQ(outcomes[2].status.code(), absl::StatusCode::kInternal);
   EXPECT_EQ(outcomes[1].tokens, good.output_ids);
+  EXPECT_EQ(observer.faults, 2);
   // The slot that held NaN is clean again.
   EXPECT_EQ((*RunAll(**engine, {GoldenRequest(good), GoldenRequest(good)}))[1].tokens, good.output_ids);
 }

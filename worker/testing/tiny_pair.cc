@@ -208,8 +208,9 @@ absl::StatusOr<std::vector<GenerationOutcome>> RunAll(Engine& engine,
   }
 }
 
-absl::StatusOr<std::unique_ptr<Engine>> MakeEngine(TinyPair& pair, Drafter* drafter) {
+absl::StatusOr<std::unique_ptr<Engine>> MakeEngine(TinyPair& pair, Drafter* drafter, StepObserver* observer) {
   EngineOptions options;
+  options.observer = observer;
   options.vocabulary = pair.vocabulary;
   return Engine::Create(options, pair.target.get(), drafter, pair.table.get(), pair.tokenizer.get(),
                         *pair.stream);

@@ -126,7 +126,8 @@ absl::StatusOr<std::vector<GenerationOutcome>> RunAll(Engine& engine,
                                                       std::vector<GenerationRequest> requests);
 
 // An engine over the pair with another drafter (null: plain decoding).
-absl::StatusOr<std::unique_ptr<Engine>> MakeEngine(TinyPair& pair, Drafter* drafter);
+absl::StatusOr<std::unique_ptr<Engine>> MakeEngine(TinyPair& pair, Drafter* drafter,
+                                                   StepObserver* observer = nullptr);
 
 // max |a - b| / rms(b): how the golden tensors are compared.
 double RelativeError(const std::vector<float>& actual, const std::vector<float>& expected);
