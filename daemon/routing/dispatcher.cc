@@ -195,6 +195,13 @@ void Dispatcher::Dispatch() {
     if (!HandOver(key)) return;
     queue_.Pop(clock_());
   }
+  if (HasRoom()) queue_.ForgetSpeed();
+}
+
+bool Dispatcher::HasRoom() const {
+  return std::any_of(members_.begin(), members_.end(), [](const std::unique_ptr<Member>& member) {
+    return member->state == GroupState::kReady && member->granted > member->submitted;
+  });
 }
 
 // It has got on: whatever killed its group was not that.

@@ -164,6 +164,8 @@ class Dispatcher final : public GroupEvents {
   absl::Status CheckServing(Stage refusing) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void GoTo(Stage stage);
   void Dispatch() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Would a group take one more?
+  bool HasRoom() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::vector<GroupSnapshot> Snapshot(const Live& live) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Hands a request to a group, if one takes it.
   bool HandOver(const std::string& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
