@@ -53,8 +53,9 @@ class Generation::ChoiceListener final : public OutputListener {
 constexpr absl::Duration kDeadlineSlack = absl::Milliseconds(100);
 
 Generation::Generation(Dispatcher* dispatcher, RequestMetrics* metrics, TraceExporter* traces,
-                       StreamFacts facts, const StreamBuffer::Options& options, absl::Time received,
-                       absl::Time deadline, std::function<void(const Generation&, const absl::Status&)> ended,
+                       LineBudget* refusal_lines, StreamFacts facts, const StreamBuffer::Options& options,
+                       absl::Time received, absl::Time deadline,
+                       std::function<void(const Generation&, const absl::Status&)> ended,
                        std::function<void()> taken)
     : dispatcher_(dispatcher),
       traces_(traces),
@@ -69,6 +70,7 @@ Generation::Generation(Dispatcher* dispatcher, RequestMetrics* metrics, TraceExp
 std::string Generation::IdOfChoice(const std::string& id, uint32_t index) {
   return index == 0 ? id : absl::StrCat(id, "#", index);  // no id of a client has that character
 }
+      refusal_lines_(refusal_lines),
 
 grpc::ServerWriteReactor<grpc::ByteBuffer>* Generation::NewReactor(grpc::CallbackServerContext* context) {
   absl::MutexLock lock(&mutex_);
@@ -217,22 +219,29 @@ void Generation::OnReactorDone() {
 }
 
 void Generation::LogEnd(const absl::Status& status, const FinishedOutput* finished) const {
-  // Refusals are left to the metrics: an overloaded server must not write a line for each. Texts of clients,
-  // and errors that may quote them, stay out.
-  const bool refused = !timeline_.started();
-  std::vector<LogField> fields = {
-      {"request_id", facts_.request_id},
-      {"client", facts_.client},
-      {"trace_id", facts_.trace.trace_id},
-      {"end", status.ok() ? std::string("OK") : absl::StatusCodeToString(status.code())}};
-  if (!status.ok()) fields.push_back({"reason", DetailsOf(status).reason});
+  // Texts of clients, and errors that may quote them, stay out.
+  std::vector<LogField> fields;
+  if (CheckRequestId(facts_.request_id).ok()) fields.push_back({"request_id", facts_.request_id});
+  fields.push_back({"client", facts_.client});
+  fields.push_back({"trace_id", facts_.trace.trace_id});
+  fields.push_back({"end", status.ok() ? std::string("OK") : absl::StatusCodeToString(status.code())});
+  const ErrorDetails details = DetailsOf(status);
+  if (!status.ok()) fields.push_back({"reason", details.reason});
+  if (!timeline_.started()) {
+    // An overloaded server must not write a line for each, and what labels hold may not have been checked.
+    const std::optional<int64_t> left_out = refusal_lines_->Take(timeline_.ended_at());
+    if (!left_out.has_value()) return;
+    if (!details.field.empty()) fields.push_back({"field", details.field});
+    if (*left_out > 0) fields.push_back({"left_out", *left_out});
+    return LogEvent(spdlog::level::info, absl::IsCancelled(status) ? "request cancelled" : "request refused",
+                    fields);
+  }
   if (!facts_.labels.empty()) {
     std::string labels;
     for (const RequestLabel& label : facts_.labels)
       absl::StrAppend(&labels, labels.empty() ? "" : " ", label.key, "=", label.value);
     fields.push_back({"labels", std::move(labels)});
   }
-  if (refused) return LogEvent(spdlog::level::debug, "request refused", fields);
   fields.push_back({"cached_tokens", cached_tokens_});
   fields.push_back({"output_tokens", timeline_.output_tokens()});
   fields.push_back({"queue_s", absl::ToDoubleSeconds(timeline_.queue_time())});

@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "daemon/frontend/stream_buffer.h"
+#include "daemon/log/line_budget.h"
 #include "daemon/metrics/request_metrics.h"
 #include "daemon/request/group_request.h"
 #include "daemon/routing/dispatcher.h"
@@ -28,9 +29,10 @@ namespace dflash {
 class Generation final : public std::enable_shared_from_this<Generation> {
  public:
   // `ended` is called once, with the status that the client gets; `taken` once, when gRPC is done with the
-  // stream. `traces` may be null.
-  Generation(Dispatcher* dispatcher, RequestMetrics* metrics, TraceExporter* traces, StreamFacts facts,
-             const StreamBuffer::Options& options, absl::Time received, absl::Time deadline,
+  // stream. `traces` may be null; `refusal_lines` bounds what the log gets of refused requests.
+  Generation(Dispatcher* dispatcher, RequestMetrics* metrics, TraceExporter* traces,
+             LineBudget* refusal_lines, StreamFacts facts, const StreamBuffer::Options& options,
+             absl::Time received, absl::Time deadline,
              std::function<void(const Generation&, const absl::Status&)> ended, std::function<void()> taken);
 
   // The gRPC side of the call of `context`, to which nothing was sent yet. It deletes itself when gRPC is
@@ -81,6 +83,7 @@ class Generation final : public std::enable_shared_from_this<Generation> {
   StreamFacts facts_;
   const absl::Time deadline_;
   const std::function<void(const Generation&, const absl::Status&)> ended_callback_;
+  LineBudget* const refusal_lines_;
   const std::function<void()> taken_callback_;
 
   absl::Mutex mutex_;

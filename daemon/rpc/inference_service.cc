@@ -11,6 +11,8 @@
 #include <boost/asio/post.hpp>
 #include <boost/asio/thread_pool.hpp>
 
+#include "daemon/frontend/text_pool.h"
+#include "daemon/log/line_budget.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "daemon/frontend/prepare.h"
@@ -27,6 +29,10 @@
 namespace dflash {
 namespace {
 
+constexpr int64_t kRefusalLinesPerSecond = 10;  // of the log
+
+// gRPC hands over a call that ended before its message came, too; then there are no bytes.
+absl::Status EndedUnread() { return absl::CancelledError("the call ended before its request came"); }
 constexpr char kServiceName[] = "dflash.v1.InferenceService";
 // Unary calls that wait for the text pool; generations there are bounded by the queue.
 constexpr int kMaxWaitingTexts = 256;
@@ -265,7 +271,8 @@ class InferenceService::Impl final : public RawService {
   std::vector<std::weak_ptr<Generation>> streams_ ABSL_GUARDED_BY(mutex_);  // until gRPC is done with them
   int64_t open_streams_ ABSL_GUARDED_BY(mutex_) = 0;                        // likewise
   std::atomic<int> waiting_texts_ = 0;
-  boost::asio::thread_pool pool_;
+  LineBudget refusal_lines_{kRefusalLinesPerSecond};
+  TextPool pool_;  // last: its jobs use all of the above
 };
 
 absl::Status InferenceService::Impl::Tokenize(const v1::TokenizeRequest& request,
@@ -350,7 +357,7 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* InferenceService::Impl::Generate(
   StreamBuffer::Options output = OutputOptionsOf(message);
   output.max_unsent_bytes = options_.max_unsent_bytes;
   auto generation = std::make_shared<Generation>(
-      dispatcher_, &metrics_, options_.traces, std::move(facts), output, received, deadline,
+      dispatcher_, &metrics_, options_.traces, &refusal_lines_, std::move(facts), output, received, deadline,
       [this](const Generation& ended, const absl::Status& status) {
         CountCall("Generate", status);
         absl::MutexLock lock(&mutex_);
