@@ -1,5 +1,6 @@
 #include "daemon/rpc/generation.h"
 
+#include <grpc/grpc.h>
 #include <grpcpp/server_context.h>
 
 #include <algorithm>
@@ -17,6 +18,16 @@
 #include "text/ordered_json.h"
 
 namespace dflash {
+
+namespace {
+
+absl::Status NotTaken(absl::Duration limit) {
+  return WithDetails(absl::ResourceExhaustedError(absl::StrCat(
+                         "the client reads too slowly: it took nothing for ", absl::FormatDuration(limit))),
+                     {.reason = "SLOW_CONSUMER", .field = "", .retry_after = {}, .metadata = {}});
+}
+
+}  // namespace
 
 // Forwards gRPC's reactions and keeps the generation alive as long as gRPC may call.
 class Generation::Reactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
@@ -269,16 +280,15 @@ void Generation::CheckProgress(absl::Time now, absl::Duration limit) {
     const bool waits_for_client = writing_ || finish_called_;
     if (reactor_ == nullptr || !waits_for_client || now - last_call_ <= limit) return;
     if (finish_called_ || end_.has_value()) {
-      // Nothing more will be said, but what has been said is not taken.
-      context_->TryCancel();
+      // Nothing more will be said, but what has been said is not taken, and an error waits behind it: gRPC
+      // sends that of a call which is taken away past it, though without details.
+      const grpc::Status status = ToGrpcStatus(end_.has_value() && !end_->ok() ? *end_ : NotTaken(limit));
+      grpc_call_cancel_with_status(context_->c_call(), static_cast<grpc_status_code>(status.error_code()),
+                                   status.error_message().c_str(), nullptr);
       return;
     }
   }
-  const absl::Status reason =
-      WithDetails(absl::ResourceExhaustedError(absl::StrCat(
-                      "the client reads too slowly: it took nothing for ", absl::FormatDuration(limit))),
-                  {.reason = "SLOW_CONSUMER", .field = "", .retry_after = {}, .metadata = {}});
-  Fail(reason);
+  Fail(NotTaken(limit));
 }
 
 // Writes the next event, or ends the stream when the last one has been written (at once when it failed).
