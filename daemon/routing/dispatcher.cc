@@ -118,6 +118,16 @@ void Dispatcher::Release(const std::string& id) {
   reserved_.erase(reserved);
 }
 
+absl::Status Dispatcher::EnterClient(const std::string& client) {
+  absl::MutexLock lock(&mutex_);
+  return clients_.Enter(client, clock_());
+}
+
+void Dispatcher::LeaveClient(const std::string& client) {
+  absl::MutexLock lock(&mutex_);
+  clients_.Leave(client);
+}
+
 absl::StatusOr<std::string> Dispatcher::Submit(const std::string& id, GroupRequest request,
                                                std::shared_ptr<OutputListener> listener) {
   absl::MutexLock lock(&mutex_);

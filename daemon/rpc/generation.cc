@@ -70,6 +70,7 @@ Generation::Generation(Dispatcher* dispatcher, RequestMetrics* metrics, TraceExp
                        std::function<void()> taken)
     : dispatcher_(dispatcher),
       traces_(traces),
+      refusal_lines_(refusal_lines),
       facts_(std::move(facts)),
       deadline_(deadline),
       ended_callback_(std::move(ended)),
@@ -81,7 +82,6 @@ Generation::Generation(Dispatcher* dispatcher, RequestMetrics* metrics, TraceExp
 std::string Generation::IdOfChoice(const std::string& id, uint32_t index) {
   return index == 0 ? id : absl::StrCat(id, "#", index);  // no id of a client has that character
 }
-      refusal_lines_(refusal_lines),
 
 grpc::ServerWriteReactor<grpc::ByteBuffer>* Generation::NewReactor(grpc::CallbackServerContext* context) {
   absl::MutexLock lock(&mutex_);
@@ -107,11 +107,7 @@ void Generation::Submit(const GroupRequest& request) {
   }
   absl::Status refused;
   for (uint32_t index = 0; index < facts_.n; ++index) {
-    bool has_ended = false;
-    {
-      absl::MutexLock lock(&mutex_);
-      has_ended = end_.has_value();  // the client left while its prompt was tokenized, or a choice failed
-    }
+    const bool has_ended = HasEnded();  // the client left while its prompt was tokenized, or a choice failed
     const std::string choice_id = IdOfChoice(id(), index);
     if (has_ended || !refused.ok()) {
       dispatcher_->Release(choice_id);
@@ -158,6 +154,11 @@ void Generation::Fail(const absl::Status& status) {
 }
 
 void Generation::Cancel() { Fail(absl::CancelledError("cancelled by request")); }
+
+bool Generation::HasEnded() {
+  absl::MutexLock lock(&mutex_);
+  return end_.has_value();
+}
 
 void Generation::OnClientGone() {
   {

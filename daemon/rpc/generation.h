@@ -48,6 +48,10 @@ class Generation final : public std::enable_shared_from_this<Generation> {
   void Fail(const absl::Status& status);
   // The client asked, on another call.
   void Cancel();
+  // The client has ended the call, or its deadline has.
+  void OnClientGone();
+  // Is nothing left to do but to tell the client?
+  bool HasEnded();
   // Cuts off a client that has taken nothing for `limit` although something is there; call it now and then.
   void CheckProgress(absl::Time now, absl::Duration limit);
 
@@ -67,7 +71,6 @@ class Generation final : public std::enable_shared_from_this<Generation> {
   void OnStarted(const StartedOutput& started);
   void OnTokens(size_t index, StepOutput output);
   void OnFinished(size_t index, const FinishedOutput& finished);
-  void OnClientGone();
   void OnWritten(bool ok);
   void OnReactorDone();
   // One line for the whole request; `finished` when it has an output's summary.
@@ -80,10 +83,10 @@ class Generation final : public std::enable_shared_from_this<Generation> {
 
   Dispatcher* const dispatcher_;
   TraceExporter* const traces_;
+  LineBudget* const refusal_lines_;
   StreamFacts facts_;
   const absl::Time deadline_;
   const std::function<void(const Generation&, const absl::Status&)> ended_callback_;
-  LineBudget* const refusal_lines_;
   const std::function<void()> taken_callback_;
 
   absl::Mutex mutex_;
