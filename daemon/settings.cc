@@ -126,10 +126,11 @@ FlagParser MakeParser(Settings& settings) {
   parser.Number("replay-seconds", "SECONDS",
                 "requests of a lost worker group wait so long to go on in a new one; 0: they fail at once", 0,
                 1e6, &settings.replay_seconds);
-  parser.Integer("max-client-requests", "N",
-                 "requests of one client at a time, waiting and running; 0: no bound", 0, 1 << 20,
-                 &settings.max_client_requests);
-  parser.Number("max-client-rate", "N", "requests of one client a second; 0: no bound", 0, 1e6,
+  parser.Integer(
+      "max-client-requests", "N",
+      "requests of one client at a time, waiting and running, texts to tokenize included; 0: no bound", 0,
+      1 << 20, &settings.max_client_requests);
+  parser.Number("max-client-rate", "N", "requests of one client a second, counted alike; 0: no bound", 0, 1e6,
                 &settings.max_client_rate);
   parser.Integer("threads", "N", "CPU threads of the worker; 0: one per core", 0, 256, &settings.threads);
   parser.Choice("instruction-set", {"auto", "scalar", "avx2", "avx512"},

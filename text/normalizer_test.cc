@@ -27,7 +27,8 @@ TEST(NormalizerTest, Literals) {
       {"a\u0301\u0302", "\u00E1\u0302"},
       {"\u1100\u1161\u11A8", "\uAC01"},  // Hangul
       {"\uAC00\u11A8", "\uAC01"},
-      {"\u0958", "\u0915\u093C"},  // composition exclusion
+      {"\u1FBE\u0308\u0301", "\u0390"},  // what shrinks most
+      {"\u0958", "\u0915\u093C"},        // composition exclusion
       {"<\u0338", "\u226E"},
       {"\u0301", "\u0301"},
       {"x\u0301\n\u0301", "x\u0301\n\u0301"},

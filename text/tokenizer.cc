@@ -1,5 +1,7 @@
 #include "text/tokenizer.h"
 
+#include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -19,6 +21,8 @@ Tokenizer::Tokenizer(std::vector<std::string> tokens, bool nfc, const std::vecto
       split_(std::move(split)),
       encoder_(std::move(encoder)) {
   for (const AddedToken& token : added_tokens) special_[static_cast<size_t>(token.id)] = token.special;
+  for (const std::string& token : tokens_)
+    longest_token_bytes_ = std::max(longest_token_bytes_, token.size());
 }
 
 absl::StatusOr<Tokenizer> Tokenizer::Load(const std::string& folder) {
@@ -75,6 +79,13 @@ absl::StatusOr<std::vector<int32_t>> Tokenizer::Encode(std::span<const TextSegme
   }
   DFLASH_RETURN_IF_ERROR(AppendIds(whole.substr(encoded), workspace, ids));
   return ids;
+}
+
+size_t Tokenizer::MaxBytes(int64_t ids) const {
+  const size_t bytes_per_id = longest_token_bytes_ * (nfc_ ? kMaxNfcShrink : 1);
+  const auto count = static_cast<size_t>(std::max<int64_t>(ids, 0));
+  constexpr size_t kMost = std::numeric_limits<size_t>::max();
+  return bytes_per_id > 0 && count > kMost / bytes_per_id ? kMost : count * bytes_per_id;
 }
 
 absl::Status Tokenizer::AppendIds(std::string_view text, BytePairEncoder::Workspace& workspace,

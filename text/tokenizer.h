@@ -53,6 +53,10 @@ class Tokenizer {
   // Ill-formed UTF-8 is replaced in each segment by itself. Errors as above.
   absl::StatusOr<std::vector<int32_t>> Encode(std::span<const TextSegment> segments) const;
 
+  // The most bytes that a text of so many ids can have: no id stands for more than the longest token, and NFC
+  // shrinks no text further than kMaxNfcShrink. Saturates.
+  size_t MaxBytes(int64_t ids) const;
+
   // The text of `ids` as well-formed UTF-8; added tokens are their contents. Error: InvalidArgument for an id
   // without token. Text that arrives in parts: text/detokenizer.h.
   absl::StatusOr<std::string> Decode(std::span<const int32_t> ids, SpecialTokens special_tokens) const;
@@ -78,6 +82,7 @@ class Tokenizer {
 
   std::vector<std::string> tokens_;  // by id; empty where there is none
   std::vector<bool> special_;        // by id
+  size_t longest_token_bytes_ = 0;
   bool nfc_;
   AddedTokenMatcher added_tokens_;
   SplitPattern split_;

@@ -173,6 +173,25 @@ TEST(TokenizerTest, HostileTextsComeBackWhole) {
   EXPECT_GT(Encode(bytes, AddedTokens::kParse).size(), kBytes / 8);
 }
 
+TEST(TokenizerTest, NoTextHasMoreBytesThanItsIdsCanHave) {
+  EXPECT_EQ(Tiny().MaxBytes(0), 0u);
+  EXPECT_EQ(Tiny().MaxBytes(-1), 0u);
+  EXPECT_EQ(Tiny().MaxBytes(3), 3 * Tiny().MaxBytes(1));
+  EXPECT_EQ(Tiny().MaxBytes(std::numeric_limits<int64_t>::max()), std::numeric_limits<size_t>::max());
+  for (const EncodingVector& vector : ReadTokenizerVectors("tokenizer_tiny.jsonl").encoding)
+    EXPECT_LE(vector.text.size(), Tiny().MaxBytes(static_cast<int64_t>(vector.ids.size()))) << vector.text;
+  // The longest token, and what NFC shrinks most, many times.
+  size_t longest = 0;
+  for (int32_t id = 0; id < Tiny().vocabulary_size(); ++id) {
+    if (const auto token = Tiny().Find(id); token.ok()) longest = std::max(longest, token->bytes.size());
+  }
+  EXPECT_EQ(Tiny().MaxBytes(1), longest * kMaxNfcShrink);
+  std::string shrinks;
+  for (int i = 0; i < 1000; ++i) shrinks += "\u1FBE\u0308\u0301";
+  EXPECT_LE(shrinks.size(),
+            Tiny().MaxBytes(static_cast<int64_t>(Encode(shrinks, AddedTokens::kAsText).size())));
+}
+
 TEST(TokenizerTest, EncodesOnSeveralThreadsAtOnce) {
   const std::string text = "It's <think>\u00e9 e\u0301 12</think> \n\n x" + std::string(300, ' ');
   const Ids expected = Encode(text, AddedTokens::kParse);

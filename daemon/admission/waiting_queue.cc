@@ -33,8 +33,9 @@ absl::Status WaitingQueue::CheckRoom(int64_t reserved) const {
   if (ahead > 0 && pop_interval_.has_value()) {
     const absl::Duration wait = *pop_interval_ * ahead;
     if (wait > limits_.max_wait) {
-      return Full(absl::StrCat(ahead, " requests wait, which takes about ", absl::FormatDuration(wait),
-                               ", over ", absl::FormatDuration(limits_.max_wait)));
+      return Full(absl::StrCat(ahead, " requests wait, which takes about ",
+                               absl::FormatDuration(absl::Ceil(wait, absl::Seconds(1))), ", over ",
+                               absl::FormatDuration(limits_.max_wait)));
     }
   }
   return absl::OkStatus();
@@ -114,6 +115,11 @@ std::vector<WaitingQueue::Entry> WaitingQueue::TakeAll() {
     Erase(entries_.begin());
   }
   return all;
+}
+
+void WaitingQueue::ForgetSpeed() {
+  DFLASH_CHECK(entries_.empty(), "requests wait");
+  pop_interval_.reset();
 }
 
 absl::Duration WaitingQueue::OldestAge(absl::Time now) const {

@@ -25,8 +25,8 @@ namespace dflash {
 struct QueueLimits {
   int64_t max_requests = 256;
   int64_t max_prompt_tokens = 1 << 20;
-  // A request that would wait longer, as fast as the queue moves now, is refused at once; one that has waited
-  // so long all the same is refused then.
+  // A request that would wait longer, as fast as the queue moves now (ForgetSpeed: as long as that is not
+  // known, none), is refused at once; one that has waited so long all the same is refused then.
   absl::Duration max_wait = absl::InfiniteDuration();
 };
 
@@ -69,6 +69,9 @@ class WaitingQueue {
   Expired TakeExpired(absl::Time now);
   // Removes and returns all requests, in order.
   std::vector<Entry> TakeAll();
+  // Nobody waits although somebody has room: how fast the queue moved before says nothing of what comes next.
+  // The speed is unknown again, as at first, until requests have waited behind others.
+  void ForgetSpeed();
 
   int64_t size() const { return static_cast<int64_t>(entries_.size()); }
   int64_t prompt_tokens() const { return prompt_tokens_; }
@@ -96,7 +99,8 @@ class WaitingQueue {
   std::multiset<absl::Time> ages_;
   uint64_t next_number_ = 0;
   int64_t prompt_tokens_ = 0;
-  // Smoothed time between two Pops while requests wait: how fast the queue moves. Unknown at first.
+  // Smoothed time between two Pops while requests wait: how fast the queue moves. Unknown at first, and after
+  // ForgetSpeed.
   std::optional<absl::Duration> pop_interval_;
   absl::Time busy_since_ = absl::InfinitePast();  // the last Pop, when it left requests behind
 };

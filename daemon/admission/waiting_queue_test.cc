@@ -177,6 +177,22 @@ TEST(WaitingQueue, IdleTimeIsNotItsSpeed) {
   EXPECT_LE(queue.RetryHint(), absl::Seconds(1.1));
 }
 
+TEST(WaitingQueue, SpeedOfLongAgoIsForgotten) {
+  WaitingQueue queue({.max_requests = 100, .max_prompt_tokens = 100, .max_wait = absl::Seconds(5)});
+  MoveEvery(queue, 10);
+  EXPECT_FALSE(queue.CheckRoom(60).ok());
+  EXPECT_GT(queue.RetryHint(), absl::Seconds(9));
+  queue.ForgetSpeed();
+  EXPECT_TRUE(queue.CheckRoom(60).ok());
+  EXPECT_EQ(queue.RetryHint(), absl::Seconds(1));
+  // A new measure counts by itself, not as a part of the old one.
+  for (const char* id : {"a", "b", "c"}) ASSERT_TRUE(queue.Push(Entry(id, 1)).ok());
+  ASSERT_TRUE(queue.Pop(kStart).has_value());
+  ASSERT_TRUE(queue.Pop(kStart + absl::Seconds(0.5)).has_value());
+  EXPECT_TRUE(queue.CheckRoom(9).ok());
+  EXPECT_FALSE(queue.CheckRoom(10).ok());
+}
+
 TEST(WaitingQueue, RefusesWhatWouldWaitTooLong) {
   WaitingQueue queue({.max_requests = 100, .max_prompt_tokens = 100, .max_wait = absl::Seconds(3.5)});
   EXPECT_TRUE(queue.CheckRoom(99).ok()) << "nothing is known yet";
@@ -184,7 +200,7 @@ TEST(WaitingQueue, RefusesWhatWouldWaitTooLong) {
   EXPECT_TRUE(queue.CheckRoom(3).ok());
   const absl::Status full = queue.CheckRoom(4);
   EXPECT_EQ(DetailsOf(full).reason, "QUEUE_FULL");
-  EXPECT_THAT(std::string(full.message()), HasSubstr("over 3.5s"));
+  EXPECT_THAT(std::string(full.message()), HasSubstr("which takes about 4s, over 3.5s"));
   ASSERT_TRUE(queue.Push(Entry("a", 1)).ok());
   EXPECT_TRUE(queue.CheckRoom(2).ok());
   EXPECT_FALSE(queue.CheckRoom(3).ok());
@@ -192,7 +208,7 @@ TEST(WaitingQueue, RefusesWhatWouldWaitTooLong) {
   queue.TakeAll();
   MoveEvery(queue, 100);
   EXPECT_TRUE(queue.CheckRoom(0).ok());
-  EXPECT_FALSE(queue.CheckRoom(1).ok());
+  EXPECT_THAT(std::string(queue.CheckRoom(1).message()), ::testing::ContainsRegex("about 1m[0-9]+s, over"));
 }
 
 }  // namespace

@@ -35,6 +35,15 @@ absl::StatusOr<Json> MessageJson(const ChatMessage& message, const std::string& 
   return json;
 }
 
+// What the tokenizer cannot encode is a fault of the text, also where a pattern would backtrack for ever: the
+// same text meets the same limit again.
+absl::StatusOr<std::vector<int32_t>> OfField(absl::StatusOr<std::vector<int32_t>> ids,
+                                             const std::string& field) {
+  if (absl::IsInvalidArgument(ids.status()) || absl::IsResourceExhausted(ids.status()))
+    return BadParameter(field, std::string(ids.status().message()));
+  return ids;
+}
+
 }  // namespace
 
 absl::StatusOr<CheckpointPrompts> CheckpointPrompts::Load(const std::string& folder) {
@@ -44,12 +53,15 @@ absl::StatusOr<CheckpointPrompts> CheckpointPrompts::Load(const std::string& fol
 }
 
 absl::StatusOr<std::vector<int32_t>> CheckpointPrompts::EncodeText(const std::string& text) const {
-  return tokenizer_.Encode(text, AddedTokens::kParse);
+  return OfField(tokenizer_.Encode(text, AddedTokens::kParse), "text");
 }
 
-absl::StatusOr<std::vector<int32_t>> CheckpointPrompts::EncodeChat(const ChatPrompt& chat) const {
+absl::StatusOr<std::vector<int32_t>> CheckpointPrompts::EncodeChat(const ChatPrompt& chat,
+                                                                   size_t max_bytes) const {
   DFLASH_ASSIGN_OR_RETURN(const RenderedChat rendered, Render(chat));
-  return tokenizer_.Encode(rendered.Segments());
+  if (rendered.text.size() > max_bytes)
+    return absl::OutOfRangeError(absl::StrCat("the rendered prompt has ", rendered.text.size(), " bytes"));
+  return OfField(tokenizer_.Encode(rendered.Segments()), "chat");
 }
 
 absl::StatusOr<std::string> CheckpointPrompts::RenderChat(const ChatPrompt& chat) const {
@@ -76,9 +88,13 @@ absl::StatusOr<RenderedChat> CheckpointPrompts::Render(const ChatPrompt& chat) c
   if (chat.preserve_thinking) options.variables["preserve_thinking"] = *chat.preserve_thinking;
   absl::StatusOr<RenderedChat> rendered = template_.Render(messages, tools, options);
   if (rendered.ok()) return rendered;
-  const absl::StatusCode code = rendered.status().code();
-  if (code == absl::StatusCode::kInternal) return rendered.status();
-  return WithDetails(absl::Status(code, Annotate(rendered.status(), "chat").message()),
+  const absl::Status status = Annotate(rendered.status(), "chat");
+  if (absl::IsUnimplemented(status)) {
+    return WithDetails(status, {.reason = "UNSUPPORTED", .field = "chat", .retry_after = {}, .metadata = {}});
+  }
+  // The template's limits are met again by the same messages: that is no want of capacity.
+  if (!absl::IsInvalidArgument(status) && !absl::IsResourceExhausted(status)) return status;
+  return WithDetails(absl::InvalidArgumentError(status.message()),
                      {.reason = "TEMPLATE_ERROR", .field = "chat", .retry_after = {}, .metadata = {}});
 }
 

@@ -22,12 +22,13 @@ class CheckpointPrompts final : public PromptEncoder {
   // Added tokens that are spelt out in a raw prompt are those tokens.
   absl::StatusOr<std::vector<int32_t>> EncodeText(const std::string& text) const override;
   // Added tokens that are spelt out in messages are letters; only the template's own count.
-  absl::StatusOr<std::vector<int32_t>> EncodeChat(const ChatPrompt& chat) const override;
+  absl::StatusOr<std::vector<int32_t>> EncodeChat(const ChatPrompt& chat, size_t max_bytes) const override;
+  size_t MaxBytes(int64_t tokens) const override { return tokenizer_.MaxBytes(tokens); }
   std::optional<int32_t> FindToken(const std::string& content) const override {
     return tokenizer_.FindAddedToken(content);
   }
-  // The prompt's text. InvalidArgument: reason TEMPLATE_ERROR, as EncodeChat; tools or arguments of a call
-  // that are no JSON object, naming the field.
+  // The prompt's text. Errors as EncodeChat, and as that one: InvalidArgument for tools or arguments of a
+  // call that are no JSON object, naming the field.
   absl::StatusOr<std::string> RenderChat(const ChatPrompt& chat) const;
 
   const Tokenizer& tokenizer() const { return tokenizer_; }

@@ -200,14 +200,28 @@ absl::Status CheckStopping(const ClientRequest& request, const GroupInfo& info) 
   return CheckTokens(request.stop_token_ids, "stopping.token_ids", info.vocabulary_size);
 }
 
+// `prompt_tokens`: when they were counted.
 absl::Status TooLong(const std::string& field, const std::string& text, int64_t limit,
-                     int64_t prompt_tokens) {
-  return WithDetails(
-      absl::InvalidArgumentError(absl::StrCat(field, ": ", text)),
-      {.reason = "CONTEXT_TOO_LONG",
-       .field = field,
-       .retry_after = {},
-       .metadata = {{"limit", absl::StrCat(limit)}, {"prompt_tokens", absl::StrCat(prompt_tokens)}}});
+                     std::optional<int64_t> prompt_tokens) {
+  ErrorDetails details = {.reason = "CONTEXT_TOO_LONG",
+                          .field = field,
+                          .retry_after = {},
+                          .metadata = {{"limit", absl::StrCat(limit)}}};
+  if (prompt_tokens.has_value()) details.metadata.emplace_back("prompt_tokens", absl::StrCat(*prompt_tokens));
+  return WithDetails(absl::InvalidArgumentError(absl::StrCat(field, ": ", text)), details);
+}
+
+// The most bytes of a prompt that leaves room for one token of output.
+size_t MaxPromptBytes(const GroupInfo& info, const PromptEncoder& encoder) {
+  return encoder.MaxBytes(info.max_context_tokens - 1);
+}
+
+absl::Status TooManyBytes(const std::string& field, const std::string& text, const GroupInfo& info,
+                          const PromptEncoder& encoder) {
+  return TooLong(field,
+                 absl::StrCat(text, ", no text over ", MaxPromptBytes(info, encoder),
+                              " fits in the context limit of ", info.max_context_tokens, " tokens"),
+                 info.max_context_tokens, std::nullopt);
 }
 
 struct EncodedPrompt {
@@ -215,14 +229,18 @@ struct EncodedPrompt {
   std::string field;
 };
 
-absl::StatusOr<EncodedPrompt> Encode(const Prompt& prompt, const PromptEncoder& encoder) {
+absl::StatusOr<EncodedPrompt> Encode(const Prompt& prompt, const GroupInfo& info,
+                                     const PromptEncoder& encoder) {
   EncodedPrompt encoded;
   if (const auto* text = std::get_if<TextPrompt>(&prompt)) {
     encoded.field = "text";
     DFLASH_ASSIGN_OR_RETURN(encoded.tokens, encoder.EncodeText(text->text));
   } else if (const auto* chat = std::get_if<ChatPrompt>(&prompt)) {
     encoded.field = "chat";
-    DFLASH_ASSIGN_OR_RETURN(encoded.tokens, encoder.EncodeChat(*chat));
+    absl::StatusOr<std::vector<int32_t>> tokens = encoder.EncodeChat(*chat, MaxPromptBytes(info, encoder));
+    if (absl::IsOutOfRange(tokens.status()))
+      return TooManyBytes(encoded.field, std::string(tokens.status().message()), info, encoder);
+    DFLASH_ASSIGN_OR_RETURN(encoded.tokens, std::move(tokens));
   } else if (const auto* tokens = std::get_if<TokenPrompt>(&prompt)) {
     encoded.field = "tokens.ids";
     encoded.tokens.assign(tokens->ids.begin(), tokens->ids.end());
@@ -295,9 +313,20 @@ absl::Status CheckChat(const ChatPrompt& chat, const std::string& field) {
                         absl::StrCat("at most ", RequestLimits::kMaxChatMessages, " are allowed, not ",
                                      chat.messages.size()));
   }
+  if (chat.tools_json.size() > RequestLimits::kMaxTools) {
+    return BadParameter(
+        absl::StrCat(field, ".tools_json"),
+        absl::StrCat("at most ", RequestLimits::kMaxTools, " are allowed, not ", chat.tools_json.size()));
+  }
+  size_t calls = 0;
   for (size_t i = 0; i < chat.messages.size(); ++i) {
-    if (chat.messages[i].role.empty()) {
-      return BadParameter(absl::StrCat(field, ".messages[", i, "].role"), "must be set");
+    const std::string path = absl::StrCat(field, ".messages[", i, "]");
+    if (chat.messages[i].role.empty()) return BadParameter(absl::StrCat(path, ".role"), "must be set");
+    calls += chat.messages[i].tool_calls.size();
+    if (calls > RequestLimits::kMaxToolCalls) {
+      return BadParameter(absl::StrCat(path, ".tool_calls"),
+                          absl::StrCat("with those before it over ", RequestLimits::kMaxToolCalls,
+                                       ", which a chat may have"));
     }
   }
   return absl::OkStatus();
@@ -362,9 +391,15 @@ absl::Status CheckRequest(const ClientRequest& request, const GroupInfo& info) {
   return absl::OkStatus();
 }
 
+absl::Status CheckTextFits(const Prompt& prompt, const GroupInfo& info, const PromptEncoder& encoder) {
+  const auto* text = std::get_if<TextPrompt>(&prompt);
+  if (text == nullptr || text->text.size() <= MaxPromptBytes(info, encoder)) return absl::OkStatus();
+  return TooManyBytes("text", absl::StrCat("the prompt has ", text->text.size(), " bytes"), info, encoder);
+}
+
 absl::StatusOr<GroupRequest> Prepare(const ClientRequest& request, const GroupInfo& info,
                                      const PromptEncoder& encoder, uint64_t random_seed) {
-  DFLASH_ASSIGN_OR_RETURN(EncodedPrompt prompt, Encode(request.prompt, encoder));
+  DFLASH_ASSIGN_OR_RETURN(EncodedPrompt prompt, Encode(request.prompt, info, encoder));
   const auto prompt_tokens = static_cast<int64_t>(prompt.tokens.size());
   const int64_t room = info.max_context_tokens - prompt_tokens;
   if (room < 1) {

@@ -19,6 +19,10 @@ struct RequestLimits {
   static constexpr size_t kMaxStopStringBytes = 256;
   static constexpr size_t kMaxStopTokens = 64;
   static constexpr size_t kMaxChatMessages = 4096;
+  static constexpr size_t kMaxTools = 4096;
+  static constexpr size_t kMaxToolCalls = 4096;  // of all messages together
+  // Of Tokenize: its text, or what its chat renders to.
+  static constexpr size_t kMaxTokenizeBytes = 2 << 20;
   // Below the least ones logits and probabilities would leave the numbers that float32 has; nobody means such
   // values: 0 is the temperature that always takes the best token.
   static constexpr float kMinTemperature = 1e-6f, kMaxTemperature = 100;
@@ -44,10 +48,14 @@ struct RequestLimits {
 class PromptEncoder {
  public:
   virtual ~PromptEncoder() = default;
-  // Errors of the tokenizer.
+  // InvalidArgument, naming the field `text`: the tokenizer cannot encode it.
   virtual absl::StatusOr<std::vector<int32_t>> EncodeText(const std::string& text) const = 0;
-  // InvalidArgument, reason TEMPLATE_ERROR: the template refuses the messages.
-  virtual absl::StatusOr<std::vector<int32_t>> EncodeChat(const ChatPrompt& chat) const = 0;
+  // InvalidArgument, naming the field `chat` or one in it: the template refuses the messages, or would do
+  // more for them than it may (reason TEMPLATE_ERROR); as EncodeText. Unimplemented: the template uses what
+  // is not built. OutOfRange, before it is tokenized: the rendered prompt has more than `max_bytes`.
+  virtual absl::StatusOr<std::vector<int32_t>> EncodeChat(const ChatPrompt& chat, size_t max_bytes) const = 0;
+  // The most bytes that a text of so many tokens can have.
+  virtual size_t MaxBytes(int64_t tokens) const = 0;
   // The added token with this content ("<think>"), if there is one.
   virtual std::optional<int32_t> FindToken(const std::string& content) const = 0;
 };
@@ -70,7 +78,8 @@ absl::Status Apply(const SpeculationPolicy& policy, ClientRequest* request, Grou
 absl::Status CheckRequestId(const std::string& id);
 // NotFound unless `model` is empty or the served one's name.
 absl::Status CheckModel(const std::string& model, const std::string& served);
-// Number, roles and JSON of the messages; InvalidArgument naming the field below `field`.
+// Number and roles of the messages, number of tools and calls; InvalidArgument naming the field below
+// `field`.
 absl::Status CheckChat(const ChatPrompt& chat, const std::string& field);
 
 // Everything that can be checked without tokenizing, so that a bad request costs nothing and keeps no place
@@ -78,11 +87,15 @@ absl::Status CheckChat(const ChatPrompt& chat, const std::string& field);
 // method that is not loaded; Aborted: an output goes on that another model or backend has begun.
 absl::Status CheckRequest(const ClientRequest& request, const GroupInfo& info);
 
-// Tokenizes the prompt and fills in defaults. Call it after CheckRequest. `random_seed` is used when the
-// request has no seed. InvalidArgument: an empty prompt; a token id out of range; too many log probabilities
-// of the prompt; reason CONTEXT_TOO_LONG: prompt and max_tokens together are over the context limit.
-// FailedPrecondition: a limit of thinking where the tokenizer has no marks of it. Unimplemented: a schema
-// with a keyword that is not built.
+// InvalidArgument, reason CONTEXT_TOO_LONG: the prompt is a text with more bytes than fit in the context
+// limit, whatever they are. Tells without tokenizing.
+absl::Status CheckTextFits(const Prompt& prompt, const GroupInfo& info, const PromptEncoder& encoder);
+
+// Tokenizes the prompt and fills in defaults. Call it after CheckRequest and CheckTextFits. `random_seed` is
+// used when the request has no seed. InvalidArgument: an empty prompt; a token id out of range; too many log
+// probabilities of the prompt; reason CONTEXT_TOO_LONG: prompt and max_tokens together are over the context
+// limit, or a rendered chat has more bytes than fit in it. FailedPrecondition: a limit of thinking where the
+// tokenizer has no marks of it. Unimplemented: a schema with a keyword that is not built.
 absl::StatusOr<GroupRequest> Prepare(const ClientRequest& request, const GroupInfo& info,
                                      const PromptEncoder& encoder, uint64_t random_seed);
 

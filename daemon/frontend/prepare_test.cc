@@ -5,6 +5,7 @@
 #include <limits>
 #include <set>
 
+#include "absl/strings/str_cat.h"
 #include "daemon/request/request_error.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -21,9 +22,10 @@ class ByteEncoder : public PromptEncoder {
   absl::StatusOr<std::vector<int32_t>> EncodeText(const std::string& text) const override {
     return std::vector<int32_t>(text.begin(), text.end());
   }
-  absl::StatusOr<std::vector<int32_t>> EncodeChat(const ChatPrompt& chat) const override {
+  absl::StatusOr<std::vector<int32_t>> EncodeChat(const ChatPrompt& chat, size_t max_bytes) const override {
     std::string text;
     for (const ChatMessage& message : chat.messages) text += message.content;
+    if (text.size() > max_bytes) return absl::OutOfRangeError(absl::StrCat("it has ", text.size(), " bytes"));
     return EncodeText(text);
   }
   std::optional<int32_t> FindToken(const std::string& content) const override {
@@ -31,6 +33,7 @@ class ByteEncoder : public PromptEncoder {
     if (content == "</think>" && has_close) return 701;
     return std::nullopt;
   }
+  size_t MaxBytes(int64_t tokens) const override { return static_cast<size_t>(tokens); }
   bool has_close = true;
 };
 
@@ -221,6 +224,50 @@ TEST(Prepare, BoundsAreInclusive) {
   request.max_tokens = 95;
   request.stop_strings.resize(16, std::string(256, 'x'));
   EXPECT_TRUE(CheckAndPrepare(request).ok());
+}
+
+// The encoder of this test has one token a byte, and the limit is 100 tokens with one of output.
+TEST(CheckTextFits, TellsByTheBytesAlone) {
+  const ByteEncoder encoder;
+  EXPECT_TRUE(CheckTextFits(TextPrompt{std::string(99, 'x')}, Info(), encoder).ok());
+  EXPECT_TRUE(CheckTextFits(TokenPrompt{std::vector<uint32_t>(1000, 1)}, Info(), encoder).ok());
+  const absl::Status status = CheckTextFits(TextPrompt{std::string(100, 'x')}, Info(), encoder);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(DetailsOf(status).reason, "CONTEXT_TOO_LONG");
+  EXPECT_EQ(DetailsOf(status).field, "text");
+  EXPECT_THAT(DetailsOf(status).metadata, ElementsAre(std::pair<std::string, std::string>("limit", "100")));
+  EXPECT_EQ(status.message(),
+            "text: the prompt has 100 bytes, no text over 99 fits in the context limit of 100 tokens");
+}
+
+TEST(Prepare, AChatIsMeasuredWhenItIsRendered) {
+  ClientRequest request;
+  ChatPrompt chat;
+  chat.messages = {{"user", std::string(60, 'x'), {}, {}}, {"user", std::string(39, 'y'), {}, {}}};
+  request.prompt = chat;
+  EXPECT_TRUE(Prepare(request, Info(), ByteEncoder(), 1).ok());
+  chat.messages[1].content += 'z';
+  request.prompt = chat;
+  const absl::Status status = Prepare(request, Info(), ByteEncoder(), 1).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(DetailsOf(status).reason, "CONTEXT_TOO_LONG");
+  EXPECT_EQ(DetailsOf(status).field, "chat");
+  EXPECT_EQ(status.message(),
+            "chat: it has 100 bytes, no text over 99 fits in the context limit of 100 tokens");
+}
+
+TEST(CheckChat, ToolsAndCallsAreCounted) {
+  ChatPrompt chat;
+  chat.messages = {{"user", "x", {}, {}}, {"assistant", "", {}, {}}, {"assistant", "", {}, {}}};
+  chat.tools_json.assign(RequestLimits::kMaxTools, "{}");
+  chat.messages[1].tool_calls.resize(RequestLimits::kMaxToolCalls - 1);
+  chat.messages[2].tool_calls.resize(1);
+  EXPECT_TRUE(CheckChat(chat, "chat").ok());
+  chat.messages[2].tool_calls.resize(2);
+  EXPECT_EQ(DetailsOf(CheckChat(chat, "chat")).field, "chat.messages[2].tool_calls");
+  chat.tools_json.emplace_back("{}");
+  EXPECT_EQ(DetailsOf(CheckChat(chat, "chat")).field, "chat.tools_json");
+  EXPECT_EQ(CheckChat(chat, "chat").code(), absl::StatusCode::kInvalidArgument);
 }
 
 TEST(CheckRequestId, LettersAndLength) {

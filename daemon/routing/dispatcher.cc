@@ -118,6 +118,16 @@ void Dispatcher::Release(const std::string& id) {
   reserved_.erase(reserved);
 }
 
+absl::Status Dispatcher::EnterClient(const std::string& client) {
+  absl::MutexLock lock(&mutex_);
+  return clients_.Enter(client, clock_());
+}
+
+void Dispatcher::LeaveClient(const std::string& client) {
+  absl::MutexLock lock(&mutex_);
+  clients_.Leave(client);
+}
+
 absl::StatusOr<std::string> Dispatcher::Submit(const std::string& id, GroupRequest request,
                                                std::shared_ptr<OutputListener> listener) {
   absl::MutexLock lock(&mutex_);
@@ -195,6 +205,13 @@ void Dispatcher::Dispatch() {
     if (!HandOver(key)) return;
     queue_.Pop(clock_());
   }
+  if (HasRoom()) queue_.ForgetSpeed();
+}
+
+bool Dispatcher::HasRoom() const {
+  return std::any_of(members_.begin(), members_.end(), [](const std::unique_ptr<Member>& member) {
+    return member->state == GroupState::kReady && member->granted > member->submitted;
+  });
 }
 
 // It has got on: whatever killed its group was not that.

@@ -80,6 +80,10 @@ class Dispatcher final : public GroupEvents {
   // Release and Submit must follow.
   absl::Status Reserve(const std::string& id, const std::string& client);
   void Release(const std::string& id);
+  // Counts work for `client` that needs no group as one more of its requests. ResourceExhausted, with a hint
+  // when to retry: it has had its share. After OK LeaveClient must follow.
+  absl::Status EnterClient(const std::string& client);
+  void LeaveClient(const std::string& client);
   // Queues a prepared request (whose client is that of Reserve, whatever it says), or hands it to a group at
   // once; returns its key, which Cancel wants. Errors as Reserve; the listener is then not called.
   absl::StatusOr<std::string> Submit(const std::string& id, GroupRequest request,
@@ -164,6 +168,8 @@ class Dispatcher final : public GroupEvents {
   absl::Status CheckServing(Stage refusing) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void GoTo(Stage stage);
   void Dispatch() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Would a group take one more?
+  bool HasRoom() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::vector<GroupSnapshot> Snapshot(const Live& live) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Hands a request to a group, if one takes it.
   bool HandOver(const std::string& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "absl/strings/str_cat.h"
 #include "daemon/request/request_error.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -330,6 +331,36 @@ TEST(Dispatcher, ARequestThatWaitsTooLongIsRefusedWithAHint) {
   EXPECT_EQ(recorder->error.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(DetailsOf(recorder->error).reason, "QUEUE_TIMEOUT");
   EXPECT_TRUE(DetailsOf(recorder->error).retry_after.has_value());
+}
+
+// How fast the queue moved says how long requests will wait only until a group has room again.
+TEST(Dispatcher, AnIdleServerTakesManyAtOnceAfterSlowOnes) {
+  FakeGroup group;
+  Dispatcher dispatcher({.queue = {.max_requests = 100, .max_wait = absl::Seconds(120)}}, &Now);
+  dispatcher.AddGroup(&group);
+  dispatcher.OnReady(&group, GroupInfo());
+  dispatcher.OnCredits(&group, 1);
+  const auto submit = [&](const std::string& id) {
+    if (!dispatcher.Reserve(id, "").ok()) return false;
+    return dispatcher.Submit(id, GroupRequest(), std::make_shared<Recorder>()).ok();
+  };
+  for (int i = 0; i < 4; ++i) ASSERT_TRUE(submit(absl::StrCat("long", i)));
+  for (uint64_t credits = 2; credits <= 4; ++credits) {  // 10 s each
+    now_seconds += 10;
+    dispatcher.OnCredits(&group, credits);
+  }
+  ASSERT_EQ(group.submitted.size(), 4u);
+  int taken = 0;
+  for (int i = 0; i < 20; ++i) taken += submit(absl::StrCat("busy", i)) ? 1 : 0;
+  EXPECT_EQ(taken, 13) << "nobody has room: the thirteenth waits for the twelve before it, 120 s";
+  for (uint64_t credits = 5; credits <= 20; ++credits) {
+    now_seconds += 10;
+    dispatcher.OnCredits(&group, credits);
+  }
+  EXPECT_EQ(dispatcher.GetStats().waiting, 0);
+  taken = 0;
+  for (int i = 0; i < 60; ++i) taken += submit(absl::StrCat("short", i)) ? 1 : 0;
+  EXPECT_EQ(taken, 60) << "there was room for three more";
 }
 
 TEST_F(DispatcherTest, PriorityGoesFirst) {

@@ -1,5 +1,6 @@
 #include "daemon/rpc/generation.h"
 
+#include <grpc/grpc.h>
 #include <grpcpp/server_context.h>
 
 #include <algorithm>
@@ -17,6 +18,16 @@
 #include "text/ordered_json.h"
 
 namespace dflash {
+
+namespace {
+
+absl::Status NotTaken(absl::Duration limit) {
+  return WithDetails(absl::ResourceExhaustedError(absl::StrCat(
+                         "the client reads too slowly: it took nothing for ", absl::FormatDuration(limit))),
+                     {.reason = "SLOW_CONSUMER", .field = "", .retry_after = {}, .metadata = {}});
+}
+
+}  // namespace
 
 // Forwards gRPC's reactions and keeps the generation alive as long as gRPC may call.
 class Generation::Reactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
@@ -53,11 +64,13 @@ class Generation::ChoiceListener final : public OutputListener {
 constexpr absl::Duration kDeadlineSlack = absl::Milliseconds(100);
 
 Generation::Generation(Dispatcher* dispatcher, RequestMetrics* metrics, TraceExporter* traces,
-                       StreamFacts facts, const StreamBuffer::Options& options, absl::Time received,
-                       absl::Time deadline, std::function<void(const Generation&, const absl::Status&)> ended,
+                       LineBudget* refusal_lines, StreamFacts facts, const StreamBuffer::Options& options,
+                       absl::Time received, absl::Time deadline,
+                       std::function<void(const Generation&, const absl::Status&)> ended,
                        std::function<void()> taken)
     : dispatcher_(dispatcher),
       traces_(traces),
+      refusal_lines_(refusal_lines),
       facts_(std::move(facts)),
       deadline_(deadline),
       ended_callback_(std::move(ended)),
@@ -94,11 +107,7 @@ void Generation::Submit(const GroupRequest& request) {
   }
   absl::Status refused;
   for (uint32_t index = 0; index < facts_.n; ++index) {
-    bool has_ended = false;
-    {
-      absl::MutexLock lock(&mutex_);
-      has_ended = end_.has_value();  // the client left while its prompt was tokenized, or a choice failed
-    }
+    const bool has_ended = HasEnded();  // the client left while its prompt was tokenized, or a choice failed
     const std::string choice_id = IdOfChoice(id(), index);
     if (has_ended || !refused.ok()) {
       dispatcher_->Release(choice_id);
@@ -145,6 +154,11 @@ void Generation::Fail(const absl::Status& status) {
 }
 
 void Generation::Cancel() { Fail(absl::CancelledError("cancelled by request")); }
+
+bool Generation::HasEnded() {
+  absl::MutexLock lock(&mutex_);
+  return end_.has_value();
+}
 
 void Generation::OnClientGone() {
   {
@@ -217,22 +231,29 @@ void Generation::OnReactorDone() {
 }
 
 void Generation::LogEnd(const absl::Status& status, const FinishedOutput* finished) const {
-  // Refusals are left to the metrics: an overloaded server must not write a line for each. Texts of clients,
-  // and errors that may quote them, stay out.
-  const bool refused = !timeline_.started();
-  std::vector<LogField> fields = {
-      {"request_id", facts_.request_id},
-      {"client", facts_.client},
-      {"trace_id", facts_.trace.trace_id},
-      {"end", status.ok() ? std::string("OK") : absl::StatusCodeToString(status.code())}};
-  if (!status.ok()) fields.push_back({"reason", DetailsOf(status).reason});
+  // Texts of clients, and errors that may quote them, stay out.
+  std::vector<LogField> fields;
+  if (CheckRequestId(facts_.request_id).ok()) fields.push_back({"request_id", facts_.request_id});
+  fields.push_back({"client", facts_.client});
+  fields.push_back({"trace_id", facts_.trace.trace_id});
+  fields.push_back({"end", status.ok() ? std::string("OK") : absl::StatusCodeToString(status.code())});
+  const ErrorDetails details = DetailsOf(status);
+  if (!status.ok()) fields.push_back({"reason", details.reason});
+  if (!timeline_.started()) {
+    // An overloaded server must not write a line for each, and what labels hold may not have been checked.
+    const std::optional<int64_t> left_out = refusal_lines_->Take(timeline_.ended_at());
+    if (!left_out.has_value()) return;
+    if (!details.field.empty()) fields.push_back({"field", details.field});
+    if (*left_out > 0) fields.push_back({"left_out", *left_out});
+    return LogEvent(spdlog::level::info, absl::IsCancelled(status) ? "request cancelled" : "request refused",
+                    fields);
+  }
   if (!facts_.labels.empty()) {
     std::string labels;
     for (const RequestLabel& label : facts_.labels)
       absl::StrAppend(&labels, labels.empty() ? "" : " ", label.key, "=", label.value);
     fields.push_back({"labels", std::move(labels)});
   }
-  if (refused) return LogEvent(spdlog::level::debug, "request refused", fields);
   fields.push_back({"cached_tokens", cached_tokens_});
   fields.push_back({"output_tokens", timeline_.output_tokens()});
   fields.push_back({"queue_s", absl::ToDoubleSeconds(timeline_.queue_time())});
@@ -260,16 +281,15 @@ void Generation::CheckProgress(absl::Time now, absl::Duration limit) {
     const bool waits_for_client = writing_ || finish_called_;
     if (reactor_ == nullptr || !waits_for_client || now - last_call_ <= limit) return;
     if (finish_called_ || end_.has_value()) {
-      // Nothing more will be said, but what has been said is not taken.
-      context_->TryCancel();
+      // Nothing more will be said, but what has been said is not taken, and an error waits behind it: gRPC
+      // sends that of a call which is taken away past it, though without details.
+      const grpc::Status status = ToGrpcStatus(end_.has_value() && !end_->ok() ? *end_ : NotTaken(limit));
+      grpc_call_cancel_with_status(context_->c_call(), static_cast<grpc_status_code>(status.error_code()),
+                                   status.error_message().c_str(), nullptr);
       return;
     }
   }
-  const absl::Status reason =
-      WithDetails(absl::ResourceExhaustedError(absl::StrCat(
-                      "the client reads too slowly: it took nothing for ", absl::FormatDuration(limit))),
-                  {.reason = "SLOW_CONSUMER", .field = "", .retry_after = {}, .metadata = {}});
-  Fail(reason);
+  Fail(NotTaken(limit));
 }
 
 // Writes the next event, or ends the stream when the last one has been written (at once when it failed).

@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "daemon/frontend/stream_buffer.h"
+#include "daemon/log/line_budget.h"
 #include "daemon/metrics/request_metrics.h"
 #include "daemon/request/group_request.h"
 #include "daemon/routing/dispatcher.h"
@@ -28,9 +29,10 @@ namespace dflash {
 class Generation final : public std::enable_shared_from_this<Generation> {
  public:
   // `ended` is called once, with the status that the client gets; `taken` once, when gRPC is done with the
-  // stream. `traces` may be null.
-  Generation(Dispatcher* dispatcher, RequestMetrics* metrics, TraceExporter* traces, StreamFacts facts,
-             const StreamBuffer::Options& options, absl::Time received, absl::Time deadline,
+  // stream. `traces` may be null; `refusal_lines` bounds what the log gets of refused requests.
+  Generation(Dispatcher* dispatcher, RequestMetrics* metrics, TraceExporter* traces,
+             LineBudget* refusal_lines, StreamFacts facts, const StreamBuffer::Options& options,
+             absl::Time received, absl::Time deadline,
              std::function<void(const Generation&, const absl::Status&)> ended, std::function<void()> taken);
 
   // The gRPC side of the call of `context`, to which nothing was sent yet. It deletes itself when gRPC is
@@ -46,6 +48,10 @@ class Generation final : public std::enable_shared_from_this<Generation> {
   void Fail(const absl::Status& status);
   // The client asked, on another call.
   void Cancel();
+  // The client has ended the call, or its deadline has.
+  void OnClientGone();
+  // Is nothing left to do but to tell the client?
+  bool HasEnded();
   // Cuts off a client that has taken nothing for `limit` although something is there; call it now and then.
   void CheckProgress(absl::Time now, absl::Duration limit);
 
@@ -65,7 +71,6 @@ class Generation final : public std::enable_shared_from_this<Generation> {
   void OnStarted(const StartedOutput& started);
   void OnTokens(size_t index, StepOutput output);
   void OnFinished(size_t index, const FinishedOutput& finished);
-  void OnClientGone();
   void OnWritten(bool ok);
   void OnReactorDone();
   // One line for the whole request; `finished` when it has an output's summary.
@@ -78,6 +83,7 @@ class Generation final : public std::enable_shared_from_this<Generation> {
 
   Dispatcher* const dispatcher_;
   TraceExporter* const traces_;
+  LineBudget* const refusal_lines_;
   StreamFacts facts_;
   const absl::Time deadline_;
   const std::function<void(const Generation&, const absl::Status&)> ended_callback_;

@@ -8,12 +8,11 @@
 #include <random>
 #include <utility>
 
-#include <boost/asio/post.hpp>
-#include <boost/asio/thread_pool.hpp>
-
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "daemon/frontend/prepare.h"
+#include "daemon/frontend/text_pool.h"
+#include "daemon/log/line_budget.h"
 #include "daemon/log/trace_context.h"
 #include "daemon/request/request_error.h"
 #include "daemon/rpc/convert.h"
@@ -30,6 +29,10 @@ namespace {
 constexpr char kServiceName[] = "dflash.v1.InferenceService";
 // Unary calls that wait for the text pool; generations there are bounded by the queue.
 constexpr int kMaxWaitingTexts = 256;
+constexpr int64_t kRefusalLinesPerSecond = 10;  // of the log
+
+// gRPC hands over a call that ended before its message came, too.
+bool EndedUnread(const grpc::ByteBuffer& bytes) { return !bytes.Valid(); }
 
 // 64 random bits: seeds of requests that bring none, and ids. Never the same twice in practice; any thread.
 uint64_t RandomBits() {
@@ -54,6 +57,11 @@ const char* CodeName(absl::StatusCode code) {
       "DATA_LOSS", "UNAUTHENTICATED"};
   const auto index = static_cast<size_t>(code);
   return index < std::size(kNames) ? kNames[index] : "UNKNOWN";
+}
+
+absl::Status TooLongToTokenize(const std::string& field, const std::string& text) {
+  return BadParameter(field,
+                      absl::StrCat(text, ", at most ", RequestLimits::kMaxTokenizeBytes, " are allowed"));
 }
 
 v1::SpeculationMode ModeOf(bool speculates) {
@@ -90,8 +98,7 @@ class InferenceService::Impl final : public RawService {
         prompts_(prompts),
         exporter_(exporter),
         metrics_(&exporter->server()),
-        pool_(static_cast<size_t>(options_.text_threads)) {}
-  ~Impl() override { pool_.join(); }
+        pool_(options_.text_threads) {}
 
   void SetSpeculation(const SpeculationPolicy& policy) {
     absl::MutexLock lock(&mutex_);
@@ -209,6 +216,7 @@ class InferenceService::Impl final : public RawService {
   // Bytes to request, `work`, response to bytes.
   template <typename Request, typename Response, typename Work>
   static absl::Status Handle(const grpc::ByteBuffer& bytes, grpc::ByteBuffer* answer, const Work& work) {
+    if (EndedUnread(bytes)) return absl::CancelledError("the call ended before its request came");
     Request request;
     DFLASH_RETURN_IF_ERROR(ParseRequest(bytes, &request));
     Response response;
@@ -235,22 +243,33 @@ class InferenceService::Impl final : public RawService {
   grpc::ServerUnaryReactor* ReplyLater(grpc::CallbackServerContext* context, const char* method,
                                        const grpc::ByteBuffer* bytes, grpc::ByteBuffer* answer, Work work) {
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-    const absl::Status allowed = Authorize(options_.tokens, *context, Role::kInference).status();
-    if (!allowed.ok()) return Finish(reactor, method, allowed);
+    const absl::StatusOr<std::string> client = Authorize(options_.tokens, *context, Role::kInference);
+    if (!client.ok()) return Finish(reactor, method, client.status());
+    if (const absl::Status entered = dispatcher_->EnterClient(*client); !entered.ok())
+      return Finish(reactor, method, entered);
+    const auto leave = [this, client = *client] {
+      --waiting_texts_;
+      dispatcher_->LeaveClient(client);
+    };
+    absl::Status taken;
     if (++waiting_texts_ > kMaxWaitingTexts) {
-      --waiting_texts_;
-      return Finish(
-          reactor, method,
-          WithDetails(
-              absl::ResourceExhaustedError(absl::StrCat("at most ", kMaxWaitingTexts, " texts wait")),
-              {.reason = "QUEUE_FULL", .field = "", .retry_after = absl::Seconds(1), .metadata = {}}));
+      taken =
+          WithDetails(absl::ResourceExhaustedError(absl::StrCat("at most ", kMaxWaitingTexts, " texts wait")),
+                      {.reason = "QUEUE_FULL", .field = "", .retry_after = absl::Seconds(1), .metadata = {}});
+    } else {
+      const size_t size = EndedUnread(*bytes) ? 0 : bytes->Length();
+      taken = pool_.Post(*client, size,
+                         [this, context, reactor, method, bytes, answer, leave, work = std::move(work)] {
+                           const absl::Status status = context->IsCancelled()
+                                                           ? absl::CancelledError("the client went away")
+                                                           : Handle<Request, Response>(*bytes, answer, work);
+                           leave();
+                           Finish(reactor, method, status);
+                         });
     }
-    boost::asio::post(pool_, [this, reactor, method, bytes, answer, work = std::move(work)] {
-      const absl::Status status = Handle<Request, Response>(*bytes, answer, work);
-      --waiting_texts_;
-      Finish(reactor, method, status);
-    });
-    return reactor;
+    if (taken.ok()) return reactor;
+    leave();
+    return Finish(reactor, method, taken);
   }
 
   const Options options_;
@@ -265,7 +284,8 @@ class InferenceService::Impl final : public RawService {
   std::vector<std::weak_ptr<Generation>> streams_ ABSL_GUARDED_BY(mutex_);  // until gRPC is done with them
   int64_t open_streams_ ABSL_GUARDED_BY(mutex_) = 0;                        // likewise
   std::atomic<int> waiting_texts_ = 0;
-  boost::asio::thread_pool pool_;
+  LineBudget refusal_lines_{kRefusalLinesPerSecond};
+  TextPool pool_;  // last: its jobs use all of the above
 };
 
 absl::Status InferenceService::Impl::Tokenize(const v1::TokenizeRequest& request,
@@ -273,13 +293,19 @@ absl::Status InferenceService::Impl::Tokenize(const v1::TokenizeRequest& request
   std::vector<int32_t> ids;
   switch (request.input_case()) {
     case v1::TokenizeRequest::kText: {
+      if (request.text().size() > RequestLimits::kMaxTokenizeBytes)
+        return TooLongToTokenize("text", absl::StrCat("it has ", request.text().size(), " bytes"));
       DFLASH_ASSIGN_OR_RETURN(ids, prompts_->EncodeText(request.text()));
       break;
     }
     case v1::TokenizeRequest::kChat: {
       DFLASH_ASSIGN_OR_RETURN(const ChatPrompt chat, FromMessage(request.chat()));
       DFLASH_RETURN_IF_ERROR(CheckChat(chat, "chat"));
-      DFLASH_ASSIGN_OR_RETURN(ids, prompts_->EncodeChat(chat));
+      absl::StatusOr<std::vector<int32_t>> encoded =
+          prompts_->EncodeChat(chat, RequestLimits::kMaxTokenizeBytes);
+      if (absl::IsOutOfRange(encoded.status()))
+        return TooLongToTokenize("chat", std::string(encoded.status().message()));
+      DFLASH_ASSIGN_OR_RETURN(ids, std::move(encoded));
       break;
     }
     case v1::TokenizeRequest::INPUT_NOT_SET:
@@ -350,7 +376,7 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* InferenceService::Impl::Generate(
   StreamBuffer::Options output = OutputOptionsOf(message);
   output.max_unsent_bytes = options_.max_unsent_bytes;
   auto generation = std::make_shared<Generation>(
-      dispatcher_, &metrics_, options_.traces, std::move(facts), output, received, deadline,
+      dispatcher_, &metrics_, options_.traces, &refusal_lines_, std::move(facts), output, received, deadline,
       [this](const Generation& ended, const absl::Status& status) {
         CountCall("Generate", status);
         absl::MutexLock lock(&mutex_);
@@ -370,6 +396,10 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* InferenceService::Impl::Generate(
     ++open_streams_;
   }
   grpc::ServerWriteReactor<grpc::ByteBuffer>* reactor = generation->NewReactor(context);
+  if (caller.ok() && EndedUnread(*bytes)) {
+    generation->OnClientGone();
+    return reactor;
+  }
   const auto accept = [&]() -> absl::StatusOr<GroupInfo> {
     if (!request.ok()) return request.status();
     request->id = id;
@@ -380,6 +410,7 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* InferenceService::Impl::Generate(
     DFLASH_ASSIGN_OR_RETURN(GroupInfo info, dispatcher_->Info());
     DFLASH_RETURN_IF_ERROR(Apply(speculation(), &*request, &info));
     DFLASH_RETURN_IF_ERROR(CheckRequest(*request, info));
+    DFLASH_RETURN_IF_ERROR(CheckTextFits(request->prompt, info, *prompts_));
     for (uint32_t index = 0; index < request->n; ++index) {
       const absl::Status reserved = dispatcher_->Reserve(Generation::IdOfChoice(id, index), request->client);
       if (reserved.ok()) continue;
@@ -397,9 +428,15 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* InferenceService::Impl::Generate(
     absl::MutexLock lock(&mutex_);
     generations_[id] = generation;
   }
-  boost::asio::post(pool_, [this, generation, request = *std::move(request), info = *std::move(info)] {
-    PrepareAndSubmit(generation, request, info);
-  });
+  const uint32_t n = request->n;
+  const absl::Status posted = pool_.Post(
+      *caller, bytes->Length(), [this, generation, request = *std::move(request), info = *std::move(info)] {
+        PrepareAndSubmit(generation, request, info);
+      });
+  if (!posted.ok()) {
+    ReleaseChoices(id, n);
+    generation->Fail(posted);
+  }
   return reactor;
 }
 
@@ -409,6 +446,7 @@ void InferenceService::Impl::ReleaseChoices(const std::string& id, uint32_t coun
 
 void InferenceService::Impl::PrepareAndSubmit(const std::shared_ptr<Generation>& generation,
                                               const ClientRequest& request, const GroupInfo& info) {
+  if (generation->HasEnded()) return ReleaseChoices(generation->id(), request.n);
   absl::StatusOr<GroupRequest> prepared = Prepare(request, info, *prompts_, RandomBits());
   if (!prepared.ok()) {
     ReleaseChoices(generation->id(), request.n);

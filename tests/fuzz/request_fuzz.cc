@@ -52,8 +52,6 @@ void CheckError(const absl::Status& status) {
       {absl::StatusCode::kInvalidArgument, "BAD_PARAMETER"},
       {absl::StatusCode::kInvalidArgument, "CONTEXT_TOO_LONG"},
       {absl::StatusCode::kInvalidArgument, "TEMPLATE_ERROR"},
-      {absl::StatusCode::kResourceExhausted, "TEMPLATE_ERROR"},
-      {absl::StatusCode::kUnimplemented, "TEMPLATE_ERROR"},
       {absl::StatusCode::kUnimplemented, "UNSUPPORTED"},
       {absl::StatusCode::kNotFound, "MODEL_NOT_FOUND"},
       {absl::StatusCode::kAborted, "REVISION_MISMATCH"},
@@ -128,7 +126,8 @@ absl::Status Chat(const v1::ChatPrompt& message) {
   DFLASH_ASSIGN_OR_RETURN(const ChatPrompt chat, FromMessage(message));
   DFLASH_RETURN_IF_ERROR(CheckChat(chat, "chat"));
   DFLASH_ASSIGN_OR_RETURN(const std::string text, Prompts().RenderChat(chat));
-  DFLASH_ASSIGN_OR_RETURN(const std::vector<int32_t> ids, Prompts().EncodeChat(chat));
+  DFLASH_ASSIGN_OR_RETURN(const std::vector<int32_t> ids,
+                          Prompts().EncodeChat(chat, Tokenizer::kMaxTextBytes));
   // The turn's end is the template's to write: as often as the text of a chat with harmless words has it.
   static const int32_t end = *Prompts().tokenizer().FindAddedToken("<|im_end|>");
   const auto ends = std::count(ids.begin(), ids.end(), end);

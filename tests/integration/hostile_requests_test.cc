@@ -459,6 +459,26 @@ void AddTokensAndCounts(std::vector<Case>* cases) {
       for (int i = 0; i < count; ++i) r->mutable_chat()->add_messages()->set_role("user");
     });
   }
+  for (const int count : {4097, 1'000'000}) {
+    AddBad(cases, absl::StrCat(count, " tools"), "chat.tools_json", [=](auto* r) {
+      *r = GoodChat();
+      for (int i = 0; i < count; ++i) r->mutable_chat()->add_tools_json("{}");
+    });
+    AddBad(cases, absl::StrCat(count, " calls"), "chat.messages[1].tool_calls", [=](auto* r) {
+      *r = GoodChat();
+      for (int i = 0; i < count; ++i) r->mutable_chat()->mutable_messages(1)->add_tool_calls();
+    });
+  }
+  for (const size_t bytes : {(size_t{2} << 20) + 1, size_t{8'000'000}}) {
+    v1::TokenizeRequest tokenize;
+    tokenize.set_text(std::string(bytes, ' '));
+    cases->push_back({absl::StrCat("tokenize ", bytes), "Tokenize", tokenize.SerializeAsString(), kInvalid,
+                      "BAD_PARAMETER", "text", "at most 2097152"});
+    *tokenize.mutable_chat() = GoodChat().chat();
+    tokenize.mutable_chat()->mutable_messages(0)->set_content(std::string(bytes, 'x'));
+    cases->push_back({absl::StrCat("tokenize chat of ", bytes), "Tokenize", tokenize.SerializeAsString(),
+                      kInvalid, "BAD_PARAMETER", "chat", "at most 2097152"});
+  }
   for (const int place : {0, 1, 100, 4095}) {
     AddBad(cases, absl::StrCat("no role at ", place), absl::StrCat("chat.messages[", place, "].role"),
            [=](auto* r) {
@@ -679,6 +699,22 @@ TEST(HostileRequests, EachIsRefusedByNameAndTheNextWorks) {
   EXPECT_EQ(Rejected(server) - rejected_before, refusals);
   EXPECT_TRUE(server.WaitUntilIdle());
   std::printf("%zu cases, %zu fields\n", cases.size(), fields.size());
+}
+
+// Whether a call had ended before its message was read, or after: its client has cancelled it, and no more.
+TEST(HostileRequests, WhatIsCancelledAtOnceIsNoRefusal) {
+  Server server;
+  ASSERT_NE(server.channel(), nullptr);
+  const double rejected_before = Rejected(server);
+  for (int i = 0; i < 300; ++i) {
+    OpenStream stream(server.stub(), EndlessRequest());
+    stream.Cancel();
+    EXPECT_EQ(stream.Finish().error_code(), grpc::StatusCode::CANCELLED);
+  }
+  EXPECT_EQ(server.GenerateOk(ShortRequest()).token_ids.size(), 4u);
+  EXPECT_TRUE(server.WaitUntilIdle());
+  EXPECT_EQ(Rejected(server), rejected_before);
+  EXPECT_GT(SumOfMetric(server.Metrics(), "dflashd_requests_total", "outcome=\"cancelled\""), 0);
 }
 
 // A call with too much metadata is refused by itself; its neighbours on the connection do not notice.

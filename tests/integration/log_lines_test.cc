@@ -98,6 +98,9 @@ TEST(LogLines, AreJsonWhateverHappens) {
     EXPECT_EQ(server.process().WaitForExit(), 0);
     output = server.process().output();
   }
+  EXPECT_EQ(Count(log, R"("level":"info","component":"dflashd","msg":"request refused")"), 1);
+  EXPECT_EQ(Count(log, R"("end":"INVALID_ARGUMENT","reason":"BAD_PARAMETER","field":"sampling.temperature")"),
+            1);
   const LogLines lines = ReadLog(log);
   EXPECT_THAT(std::set<std::string>({"debug", "info", "warn", "error"}), IsSupersetOf(lines.levels));
   EXPECT_THAT(lines.levels, IsSupersetOf({"debug", "info", "warn", "error"}));

@@ -311,6 +311,17 @@ TEST(TokensTest, LimitsAreThoseOfATokensName) {
   EXPECT_EQ(second.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
   EXPECT_THAT(ctl::Describe(second), HasSubstr("(CLIENT_LIMIT, retry in "));
   EXPECT_TRUE(generate("three", ShortRequest(), &generation).ok());
+  // What is only tokenized counts, too.
+  const auto tokenize = [&](const char* token) {
+    grpc::ClientContext tokenizing;
+    tokenizing.AddMetadata("authorization", std::string("Bearer ") + token);
+    v1::TokenizeRequest text;
+    text.set_text("x");
+    v1::TokenizeResponse response;
+    return stub->Tokenize(&tokenizing, text, &response);
+  };
+  EXPECT_THAT(ctl::Describe(tokenize("two")), HasSubstr("(CLIENT_LIMIT, retry in "));
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(tokenize("three").ok()) << "each gives its share back";
   // And nobody ends another's request.
   for (const bool own : {false, true}) {
     grpc::ClientContext cancelling;

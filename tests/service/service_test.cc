@@ -140,7 +140,9 @@ TEST(SlowClient, IsCutOffWhenItTakesNothingForTooLong) {
   EXPECT_EQ(service.engine().AwaitCancel(id).code(), absl::StatusCode::kResourceExhausted);
   // Still not reading: the call itself is taken away.
   service.service().Tick(absl::Now() + absl::Seconds(202));
-  EXPECT_FALSE(stream.End().ok());
+  const grpc::Status status = stream.End();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_EQ(status.error_message(), "the client reads too slowly: it took nothing for 1m40s");
 }
 
 TEST(SlowClient, AFinishedOutputThatNobodyReadsIsLetGo) {
@@ -152,7 +154,7 @@ TEST(SlowClient, AFinishedOutputThatNobodyReadsIsLetGo) {
   service.engine().Finish(id, {});
   service.AwaitSnapshot();
   service.service().Tick(absl::Now() + absl::Seconds(101));
-  EXPECT_FALSE(stream.End().ok());
+  EXPECT_EQ(stream.End().error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
   EXPECT_FALSE(stream.finished);
 }
 

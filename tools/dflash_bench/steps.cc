@@ -93,7 +93,7 @@ absl::Status MeasureSteps(const StepOptions& options, const TargetConfig& target
       {.role = "user", .content = options.message, .reasoning_content = std::nullopt, .tool_calls = {}});
   chat.enable_thinking = false;
   GenerationRequest request;
-  DFLASH_ASSIGN_OR_RETURN(request.prompt_tokens, prompts.EncodeChat(chat));
+  DFLASH_ASSIGN_OR_RETURN(request.prompt_tokens, prompts.EncodeChat(chat, Tokenizer::kMaxTextBytes));
   request.max_tokens = options.max_tokens;
   request.stop_token_ids = group.generation.eos_token_ids;
 
