@@ -308,25 +308,9 @@ absl::Status CheckModel(const std::string& model, const std::string& served) {
 
 absl::Status CheckChat(const ChatPrompt& chat, const std::string& field) {
   if (chat.messages.empty()) return BadParameter(absl::StrCat(field, ".messages"), "there is no message");
-  if (chat.messages.size() > RequestLimits::kMaxChatMessages) {
-    return BadParameter(absl::StrCat(field, ".messages"),
-                        absl::StrCat("at most ", RequestLimits::kMaxChatMessages, " are allowed, not ",
-                                     chat.messages.size()));
-  }
-  if (chat.tools_json.size() > RequestLimits::kMaxTools) {
-    return BadParameter(
-        absl::StrCat(field, ".tools_json"),
-        absl::StrCat("at most ", RequestLimits::kMaxTools, " are allowed, not ", chat.tools_json.size()));
-  }
-  size_t calls = 0;
   for (size_t i = 0; i < chat.messages.size(); ++i) {
-    const std::string path = absl::StrCat(field, ".messages[", i, "]");
-    if (chat.messages[i].role.empty()) return BadParameter(absl::StrCat(path, ".role"), "must be set");
-    calls += chat.messages[i].tool_calls.size();
-    if (calls > RequestLimits::kMaxToolCalls) {
-      return BadParameter(absl::StrCat(path, ".tool_calls"),
-                          absl::StrCat("with those before it over ", RequestLimits::kMaxToolCalls,
-                                       ", which a chat may have"));
+    if (chat.messages[i].role.empty()) {
+      return BadParameter(absl::StrCat(field, ".messages[", i, "].role"), "must be set");
     }
   }
   return absl::OkStatus();

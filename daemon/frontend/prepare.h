@@ -78,8 +78,7 @@ absl::Status Apply(const SpeculationPolicy& policy, ClientRequest* request, Grou
 absl::Status CheckRequestId(const std::string& id);
 // NotFound unless `model` is empty or the served one's name.
 absl::Status CheckModel(const std::string& model, const std::string& served);
-// Number and roles of the messages, number of tools and calls; InvalidArgument naming the field below
-// `field`.
+// Whether there are messages, and their roles; InvalidArgument naming the field below `field`.
 absl::Status CheckChat(const ChatPrompt& chat, const std::string& field);
 
 // Everything that can be checked without tokenizing, so that a bad request costs nothing and keeps no place

@@ -151,12 +151,6 @@ TEST(Prepare, NamesTheFieldOfABadRequest) {
        }},
       {"tokens.ids[0]", [](ClientRequest& r) { r.prompt = TokenPrompt{{4294967295u}}; }},
       {"chat.messages", [](ClientRequest& r) { r.prompt = ChatPrompt{}; }},
-      {"chat.messages",
-       [](ClientRequest& r) {
-         ChatPrompt chat;
-         chat.messages.resize(4097, {"user", "x", {}, {}});
-         r.prompt = chat;
-       }},
       {"chat.messages[1].role",
        [](ClientRequest& r) {
          ChatPrompt chat;
@@ -254,20 +248,6 @@ TEST(Prepare, AChatIsMeasuredWhenItIsRendered) {
   EXPECT_EQ(DetailsOf(status).field, "chat");
   EXPECT_EQ(status.message(),
             "chat: it has 100 bytes, no text over 99 fits in the context limit of 100 tokens");
-}
-
-TEST(CheckChat, ToolsAndCallsAreCounted) {
-  ChatPrompt chat;
-  chat.messages = {{"user", "x", {}, {}}, {"assistant", "", {}, {}}, {"assistant", "", {}, {}}};
-  chat.tools_json.assign(RequestLimits::kMaxTools, "{}");
-  chat.messages[1].tool_calls.resize(RequestLimits::kMaxToolCalls - 1);
-  chat.messages[2].tool_calls.resize(1);
-  EXPECT_TRUE(CheckChat(chat, "chat").ok());
-  chat.messages[2].tool_calls.resize(2);
-  EXPECT_EQ(DetailsOf(CheckChat(chat, "chat")).field, "chat.messages[2].tool_calls");
-  chat.tools_json.emplace_back("{}");
-  EXPECT_EQ(DetailsOf(CheckChat(chat, "chat")).field, "chat.tools_json");
-  EXPECT_EQ(CheckChat(chat, "chat").code(), absl::StatusCode::kInvalidArgument);
 }
 
 TEST(CheckRequestId, LettersAndLength) {

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "daemon/frontend/prepare.h"
 #include "daemon/request/request_error.h"
 
 namespace dflash {
@@ -50,13 +51,26 @@ void Fill(const PlaceLogProbs& place, v1::TokenLogprobs* to) {
   }
 }
 
+absl::Status CheckCount(int count, size_t limit, const std::string& field) {
+  if (static_cast<size_t>(count) <= limit) return absl::OkStatus();
+  return BadParameter(field, absl::StrCat("at most ", limit, " are allowed in a chat, not ", count));
+}
+
 }  // namespace
 
 absl::StatusOr<ChatPrompt> FromMessage(const v1::ChatPrompt& message) {
+  // Before millions of them are copied.
+  DFLASH_RETURN_IF_ERROR(
+      CheckCount(message.messages_size(), RequestLimits::kMaxChatMessages, "chat.messages"));
+  DFLASH_RETURN_IF_ERROR(CheckCount(message.tools_json_size(), RequestLimits::kMaxTools, "chat.tools_json"));
+  int calls = 0;
   ChatPrompt chat;
   for (const v1::ChatMessage& turn : message.messages()) {
     if (turn.images_size() > 0)
       return NotInThisBuild(absl::StrCat("chat.messages[", chat.messages.size(), "].images"));
+    calls += turn.tool_calls_size();
+    DFLASH_RETURN_IF_ERROR(CheckCount(calls, RequestLimits::kMaxToolCalls,
+                                      absl::StrCat("chat.messages[", chat.messages.size(), "].tool_calls")));
     ChatMessage& to = chat.messages.emplace_back();
     to.role = turn.role();
     to.content = turn.content();

@@ -16,7 +16,8 @@
 namespace dflash {
 
 // Takes over a request. Unimplemented, naming the field, for what is not built; InvalidArgument for an
-// unknown enum value. Values are not checked otherwise (daemon/frontend/prepare.h does that).
+// unknown enum value and for more messages, tools or calls than a chat may have, before they are copied.
+// Values are not checked otherwise (daemon/frontend/prepare.h does that).
 absl::StatusOr<ClientRequest> FromMessage(const v1::GenerateRequest& message);
 absl::StatusOr<ChatPrompt> FromMessage(const v1::ChatPrompt& message);
 

@@ -15,6 +15,32 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
+TEST(FromMessage, MessagesToolsAndCallsAreCounted) {
+  v1::ChatPrompt chat;
+  for (int i = 0; i < 4096; ++i) {
+    chat.add_messages();
+    chat.add_tools_json("{}");
+    if (i > 0) chat.mutable_messages(1)->add_tool_calls();
+  }
+  chat.mutable_messages(2)->add_tool_calls();
+  ASSERT_TRUE(FromMessage(chat).ok());
+  const auto field = [](const v1::ChatPrompt& message) {
+    const absl::Status status = FromMessage(message).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("at most 4096"));
+    return DetailsOf(status).field;
+  };
+  v1::ChatPrompt more = chat;
+  more.mutable_messages(2)->add_tool_calls();
+  EXPECT_EQ(field(more), "chat.messages[2].tool_calls");
+  more = chat;
+  more.add_tools_json("{}");
+  EXPECT_EQ(field(more), "chat.tools_json");
+  more = chat;
+  more.add_messages();
+  EXPECT_EQ(field(more), "chat.messages");
+}
+
 TEST(FromMessage, RefusesWhatIsNotBuiltByName) {
   using Change = std::function<void(v1::GenerateRequest&)>;
   const struct {
