@@ -86,7 +86,8 @@ absl::Status CheckTemplate(const Subject& subject, const std::string& model_fold
 struct Sequences {
   std::vector<SequenceRecord> records;        // the first one is shorter than every window
   std::vector<std::optional<size_t>> golden;  // golden[i] is the prompt of the bundle that records[i] is
-  SequenceRecord perturbed;                   // records[0] with another token at perturbed_at
+  // records[0] with another token at perturbed_at; none where all tokens have one embedding
+  std::optional<SequenceRecord> perturbed;
   int64_t perturbed_at = 0;
 };
 absl::Status CheckTarget(const Subject& subject, const Sequences& sequences);

@@ -32,14 +32,29 @@ absl::StatusOr<StageError> CompareStage(const Subject& subject, const Rows& ours
   return error;
 }
 
-bool JudgeRange(const Subject& subject, const char* id) {
-  const double largest = subject.reference->largest();
-  if (subject.reference->fits_float32()) return false;
+namespace {
+
+void FailRange(const Subject& subject, const char* id, double largest) {
   const std::string words = absl::StrFormat(
       "weights lead to numbers beyond float32's range%s",
       std::isfinite(largest) ? absl::StrFormat(": up to %.2g in double precision", largest) : "");
   subject.report->Fail(id, words, words, Blame::kModel);
   subject.report->Of(id).look_at = "The drafter's weights: outliers, or a conversion that scaled them.";
+}
+
+}  // namespace
+
+bool JudgeRange(const Subject& subject, const char* id) {
+  if (subject.reference->fits_float32()) return false;
+  FailRange(subject, id, subject.reference->largest());
+  return true;
+}
+
+bool JudgeFinite(const Subject& subject, const char* id, const Rows& right) {
+  if (std::all_of(right.values.begin(), right.values.end(),
+                  [](double value) { return std::isfinite(value); }))
+    return false;
+  FailRange(subject, id, HUGE_VAL);
   return true;
 }
 

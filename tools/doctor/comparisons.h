@@ -34,6 +34,9 @@ absl::StatusOr<StageError> CompareStage(const Subject& subject, const Rows& ours
 // Fails an interface, as the model's, where the reference met numbers beyond float32's range since
 // DraftReference::ForgetLargest. False: it met none.
 bool JudgeRange(const Subject& subject, const char* id);
+// Fails an interface, as the model's, whose comparison has numbers beyond float32's range on the side that it
+// is measured against: infinity is not equal to itself. False: they are all finite.
+bool JudgeFinite(const Subject& subject, const char* id, const Rows& right);
 // The finding of an interface whose stages were compared since DraftReference::ForgetLargest. What fails
 // with numbers beyond float32's range is the model's. What rounding alone may turn into anything is not
 // checked.

@@ -62,6 +62,7 @@ class Examination {
   absl::Status CheckTexts();
   absl::Status ChooseSequences();
   absl::Status ExamineDrafting();
+  absl::StatusOr<std::optional<int32_t>> TokenOfAnotherEmbedding(int32_t token);
   absl::Status ExamineRounds();
 
   DoctorOptions options_;
@@ -255,6 +256,18 @@ absl::Status Examination::ChooseSequences() {
   return absl::OkStatus();
 }
 
+// One of the next tokens whose embedding is not the same; none: they are all alike.
+absl::StatusOr<std::optional<int32_t>> Examination::TokenOfAnotherEmbedding(int32_t token) {
+  constexpr int64_t kTried = 64;
+  DFLASH_ASSIGN_OR_RETURN(const Rows own, reference_->Embedding({token}));
+  for (int64_t i = 1; i <= kTried; ++i) {
+    const auto other = static_cast<int32_t>((token + i) % subject_.vocabulary);
+    DFLASH_ASSIGN_OR_RETURN(const Rows embedding, reference_->Embedding({other}));
+    if (!(embedding == own)) return other;
+  }
+  return std::nullopt;
+}
+
 absl::Status Examination::ExamineDrafting() {
   Log("draft passes");
   Sequences sequences;
@@ -268,10 +281,13 @@ absl::Status Examination::ExamineDrafting() {
   std::vector<int32_t> changed = prompts_[0];
   sequences.perturbed_at = static_cast<int64_t>(changed.size()) / 2;
   int32_t& token = changed[static_cast<size_t>(sequences.perturbed_at)];
-  token = static_cast<int32_t>((token + 1) % subject_.vocabulary);
-  DFLASH_ASSIGN_OR_RETURN(sequences.perturbed, ranks_->Measure<SequenceRecord>([&](Probe& probe) {
-    return probe.RunSequence(changed, anchors_[0], kPageTokens);
-  }));
+  DFLASH_ASSIGN_OR_RETURN(const std::optional<int32_t> other, TokenOfAnotherEmbedding(token));
+  if (other) {
+    token = *other;
+    DFLASH_ASSIGN_OR_RETURN(sequences.perturbed, ranks_->Measure<SequenceRecord>([&](Probe& probe) {
+      return probe.RunSequence(changed, anchors_[0], kPageTokens);
+    }));
+  }
   DFLASH_RETURN_IF_ERROR(CheckTarget(subject_, sequences));
   DFLASH_RETURN_IF_ERROR(CheckTaps(subject_, sequences));
   DFLASH_RETURN_IF_ERROR(CheckContext(subject_, sequences));

@@ -23,6 +23,7 @@
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
 #include "tools/doctor/checks.h"
+#include "tools/doctor/comparisons.h"
 #include "tools/doctor/draft_reference.h"
 #include "worker/defects/defects.h"
 #include "worker/model/checkpoint.h"
@@ -524,6 +525,44 @@ TEST(BadDrafterTest, OutliersHideNoDefect) {
     ASSERT_EQ(verdict.kind, VerdictKind::kIntegration) << report->ToText(false);
     EXPECT_STREQ(verdict.first_failure->interface->id, interface) << report->ToText(false);
   }
+}
+
+// A changed token shows nothing where the target reads the same of it: another one is taken, or none.
+TEST(BadTargetTest, TokensWithOneEmbeddingAreNoMisalignment) {
+  for (const bool all : {false, true}) {
+    SCOPED_TRACE(all);
+    const Folder folder("doctor_equal_embeddings");
+    WriteTarget(folder.path(), "embed_tokens.weight", [&](bf16* elements, int64_t count) {
+      constexpr int64_t kWidth = 256;
+      for (int64_t row = 0; row < count / kWidth; ++row) {
+        if (all || row % 8 != 0)
+          std::copy_n(elements + (all ? 0 : row / 8 * 8 * kWidth), kWidth, elements + row * kWidth);
+      }
+    });
+    DoctorOptions options = Options();
+    options.model = folder.path();
+    options.max_prompts = 1;
+    const absl::StatusOr<Report> report = RunDoctor(options);
+    ASSERT_TRUE(report.ok()) << report.status();
+    const Outcome expected = all ? Outcome::kNotChecked : Outcome::kPass;
+    EXPECT_EQ(report->Of("tap-alignment").outcome, expected) << report->ToText(false);
+    EXPECT_EQ(report->Of("next-token").outcome, expected);
+    EXPECT_NE(report->verdict().kind, VerdictKind::kIntegration) << report->ToText(false);
+  }
+}
+
+// Logits that leave float32 in a comparison of two runs of our own.
+TEST(BadDrafterTest, InfiniteLogitsAreNoOtherPieces) {
+  Report report;
+  Subject subject;
+  subject.report = &report;
+  Rows finite(1, 2), infinite(1, 2);
+  infinite.values[1] = HUGE_VAL;
+  EXPECT_FALSE(JudgeFinite(subject, "chunked-prefill", finite));
+  EXPECT_EQ(report.Of("chunked-prefill").outcome, Outcome::kNotChecked);
+  EXPECT_TRUE(JudgeFinite(subject, "chunked-prefill", infinite));
+  EXPECT_EQ(report.Of("chunked-prefill").outcome, Outcome::kFail);
+  EXPECT_EQ(report.Of("chunked-prefill").blame, Blame::kModel);
 }
 
 // Columns and rows of the target's head, and logits beyond float32.

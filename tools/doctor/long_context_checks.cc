@@ -147,6 +147,7 @@ void CheckChunkedPrefill(const Subject& subject, const SequenceRecord& whole, co
     const LayerContext &a = whole.context[layer], &b = chunked.context[layer];
     layers += !(a.k == b.k && a.v == b.v);
   }
+  if (layers == 0 && JudgeFinite(subject, "chunked-prefill", whole.pass.logits)) return;
   const double logits = RelativeError(chunked.pass.logits, whole.pass.logits);
   report.Judge("chunked-prefill", std::max(logits, static_cast<double>(layers)), 0, compared,
                absl::StrFormat("%d layers with another context; draft logits off by %.2g", layers, logits),

@@ -97,9 +97,12 @@ std::string WithAnotherToken(const Sequences& sequences) {
   return absl::StrCat("the same prompt with another token at position ", sequences.perturbed_at);
 }
 
+constexpr char kOneEmbedding[] = "tokens that were tried have the same embedding: none changes anything";
+
 // What follows a token cannot change what was before it, and a token changes its own taps.
 void CheckTapAlignment(const Subject& subject, const Sequences& sequences) {
-  const Rows &taps = sequences.records[0].taps, &changed = sequences.perturbed.taps;
+  if (!sequences.perturbed) return subject.report->NotChecked("tap-alignment", kOneEmbedding);
+  const Rows &taps = sequences.records[0].taps, &changed = sequences.perturbed->taps;
   const int64_t at = sequences.perturbed_at;
   const int64_t before = RowsThatDiffer(taps, changed, at);
   const bool own = RowsThatDiffer(taps.Slice(at, 1), changed.Slice(at, 1), 1) == 1;
@@ -112,8 +115,9 @@ void CheckTapAlignment(const Subject& subject, const Sequences& sequences) {
 
 // The same of the drafter's context features, which are made of taps.
 void CheckNextToken(const Subject& subject, const Sequences& sequences) {
+  if (!sequences.perturbed) return subject.report->NotChecked("next-token", kOneEmbedding);
   const int64_t at = sequences.perturbed_at;
-  const int64_t changed = RowsThatDiffer(sequences.records[0].features, sequences.perturbed.features, at);
+  const int64_t changed = RowsThatDiffer(sequences.records[0].features, sequences.perturbed->features, at);
   subject.report->Judge(
       "next-token", static_cast<double>(changed), 0, WithAnotherToken(sequences),
       absl::StrCat(changed, " of ", at, " context features before the changed token changed"),

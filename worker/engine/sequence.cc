@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/check.h"
 #include "base/status.h"
 
 namespace dflash {
@@ -137,7 +136,10 @@ void Sequence::Emit(const std::vector<int32_t>& tokens, const std::vector<TokenL
     finished = Advance(token, chunk.text);
     content.See(token);
     if (finished) break;
-    DFLASH_CHECK(rules == nullptr || !rules->HasLostTrack(), "a token that its row's mask forbids");
+    if (rules != nullptr && rules->HasLostTrack()) {  // must not be, and is one request's harm
+      fail(absl::InternalError(absl::StrCat("token ", token, " was chosen, which its constraint forbids")));
+      return;
+    }
   }
   sink->OnTokens(std::move(chunk));
   if (finished) Finish();
