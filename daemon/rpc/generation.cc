@@ -240,13 +240,13 @@ void Generation::LogEnd(const absl::Status& status, const FinishedOutput* finish
   const ErrorDetails details = DetailsOf(status);
   if (!status.ok()) fields.push_back({"reason", details.reason});
   if (!timeline_.started()) {
-    // An overloaded server must not write a line for each, and what labels hold may not have been checked.
+    // An overloaded server must not write a line for each: what is too much for info is for debug. What
+    // labels hold may not have been checked.
     const std::optional<int64_t> left_out = refusal_lines_->Take(timeline_.ended_at());
-    if (!left_out.has_value()) return;
     if (!details.field.empty()) fields.push_back({"field", details.field});
-    if (*left_out > 0) fields.push_back({"left_out", *left_out});
-    return LogEvent(spdlog::level::info, absl::IsCancelled(status) ? "request cancelled" : "request refused",
-                    fields);
+    if (left_out.value_or(0) > 0) fields.push_back({"left_out", *left_out});
+    return LogEvent(left_out.has_value() ? spdlog::level::info : spdlog::level::debug,
+                    absl::IsCancelled(status) ? "request cancelled" : "request refused", fields);
   }
   if (!facts_.labels.empty()) {
     std::string labels;

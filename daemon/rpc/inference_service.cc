@@ -29,7 +29,7 @@ namespace {
 constexpr char kServiceName[] = "dflash.v1.InferenceService";
 // Unary calls that wait for the text pool; generations there are bounded by the queue.
 constexpr int kMaxWaitingTexts = 256;
-constexpr int64_t kRefusalLinesPerSecond = 1000;  // of the log
+constexpr int64_t kRefusalLinesPerSecond = 10;  // of the log, at info
 
 // gRPC hands over a call that ended before its message came, too.
 bool EndedUnread(const grpc::ByteBuffer& bytes) { return !bytes.Valid(); }

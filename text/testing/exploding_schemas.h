@@ -16,6 +16,17 @@ struct ExplodingSchema {
   End end;             // of an output that goes there
 };
 
+// Behind n brackets the text may be in any of 2^n places: at some bracket those are more than are followed.
+inline std::string DoublingSchema() {
+  std::string schema = R"({"$defs":{"x40":{"type":"null"})";
+  for (int i = 0; i < 40; ++i) {
+    const std::string next =
+        absl::StrCat(R"({"type":"array","minItems":1,"items":{"$ref":"#/$defs/x)", i + 1, R"("}})");
+    absl::StrAppend(&schema, R"(,"x)", i, R"(":{"anyOf":[)", next, ",", next, "]}");
+  }
+  return schema + R"(},"$ref":"#/$defs/x0"})";
+}
+
 inline std::vector<ExplodingSchema> ExplodingSchemas() {
   const auto any_of = [](int first, int last, const auto& option) {
     std::string all = R"({"anyOf":[)";
@@ -44,14 +55,6 @@ inline std::vector<ExplodingSchema> ExplodingSchemas() {
         R"({"type":"object","required":["a"],"properties":{"a":{"anyOf":[{"$ref":"#"},true]},"x)", i,
         R"(":{}}})");
   });
-  // 2^n places behind n brackets.
-  std::string doubled = R"({"$defs":{"x40":{"type":"null"})";
-  for (int i = 0; i < 40; ++i) {
-    const std::string next =
-        absl::StrCat(R"({"type":"array","minItems":1,"items":{"$ref":"#/$defs/x)", i + 1, R"("}})");
-    absl::StrAppend(&doubled, R"(,"x)", i, R"(":{"anyOf":[)", next, ",", next, "]}");
-  }
-  doubled += R"(},"$ref":"#/$defs/x0"})";
   using End = ExplodingSchema::End;
   return {
       {"9 arrays in each other", arrays(9), "[", End::kTooLarge},
@@ -59,7 +62,7 @@ inline std::vector<ExplodingSchema> ExplodingSchemas() {
       {"59 arrays", arrays(59), "[", End::kTooLarge},
       {"79 arrays", arrays(79), "[", End::kTooLarge},
       {"249 arrays", arrays(249), "[", End::kTooLarge},
-      {"two arrays in two arrays", doubled, "[", End::kTooLarge},
+      {"two arrays in two arrays", DoublingSchema(), "[", End::kTooLarge},
       {"40 objects in each other", objects, R"({"a":)", End::kTooLarge},
       {"80 lengths of strings", strings(80, 500), "", End::kTooLarge},
       {"24 lengths of strings", strings(24, 500), "", End::kFollowed},

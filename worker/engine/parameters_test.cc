@@ -14,6 +14,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
+#include "text/testing/exploding_schemas.h"
 #include "worker/testing/company.h"
 #include "worker/testing/rank_threads.h"
 #include "worker/testing/tiny_pair.h"
@@ -424,15 +425,8 @@ TEST_F(ParametersTest, AConstraintThatBadWordsForbidSaysSo) {
   EXPECT_TRUE(Run(GoldenRequest((*LoadGoldenPrompts())[0])).done);
 }
 
-// Behind n brackets the text may be in any of 2^n places: at some bracket those are more than are followed.
 TEST_F(ParametersTest, AConstraintThatBecomesTooLargeSaysSo) {
-  std::string schema = R"({"$defs":{"x40":{"type":"null"})";
-  for (int i = 0; i < 40; ++i) {
-    const std::string next =
-        absl::StrCat(R"({"type":"array","minItems":1,"items":{"$ref":"#/$defs/x)", i + 1, R"("}})");
-    absl::StrAppend(&schema, R"(,"x)", i, R"(":{"anyOf":[)", next, ",", next, "]}");
-  }
-  request_.constraint.json_schema = schema + R"(},"$ref":"#/$defs/x0"})";
+  request_.constraint.json_schema = testing::DoublingSchema();
   request_.max_tokens = 1000;
   GenerationRequest resumed = request_;
   const int32_t bracket = pair_.tokenizer->Encode("[", AddedTokens::kAsText)->front();

@@ -164,6 +164,12 @@ class LinearBench {
     }
   }
 
+  // Of the weights of all 257.
+  static int64_t AllBytes() {
+    int64_t bytes = 0;
+    for (const Shape& shape : kShapes) bytes += shape.count * static_cast<int64_t>(shape.Bytes());
+    return bytes;
+  }
   // All 257, as a forward pass has them.
   template <typename Call>
   absl::Status All(const Call& call) {
@@ -182,11 +188,9 @@ class LinearBench {
                   energy.joules, energy.watts(), energy.megahertz);
       std::fflush(stdout);
     };
-    int64_t bytes = 0;
-    for (const Shape& shape : kShapes) bytes += shape.count * static_cast<int64_t>(shape.Bytes());
     line("copied into shared memory", [&] {
       absl::Status status;
-      for (int64_t left = bytes; left > 0; left -= kSlabBytes)
+      for (int64_t left = AllBytes(); left > 0; left -= kSlabBytes)
         status.Update(BulkCopy(slab_.data(), std::min(left, kSlabBytes) >> 14 << 14, stream_));
       return status;
     });
@@ -204,8 +208,7 @@ class LinearBench {
   }
 
   void Sequence(const Ceilings& ceilings) {
-    double bytes = 0;
-    for (const Shape& shape : kShapes) bytes += shape.count * shape.Bytes();
+    const auto bytes = static_cast<double>(AllBytes());
     for (int64_t rows : {1, 8, 16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256}) {
       const Microseconds time = TimeReplays(
           stream_, [&] { return All([&](const Shape& shape) { return Streamed(shape, rows); }); });
