@@ -17,9 +17,9 @@ std::string Ask(int port, const std::string& request) {
   boost::asio::io_context context;
   boost::asio::ip::tcp::socket socket(context);
   socket.connect({boost::asio::ip::make_address("127.0.0.1"), static_cast<uint16_t>(port)});
-  boost::asio::write(socket, boost::asio::buffer(request));
-  std::string answer;
   boost::system::error_code ended;
+  boost::asio::write(socket, boost::asio::buffer(request), ended);  // a server that drops it may do so by now
+  std::string answer;
   boost::asio::read(socket, boost::asio::dynamic_buffer(answer), ended);
   return answer;
 }
