@@ -29,10 +29,13 @@
 
 namespace dflash {
 
-// Prefixes the message of a failed status with where it happened; OK stays OK.
+// Prefixes the message of a failed status with where it happened; code and payloads stay. OK stays OK.
 inline absl::Status Annotate(const absl::Status& status, const std::string& where) {
   if (status.ok()) return status;
-  return absl::Status(status.code(), absl::StrCat(where, ": ", status.message()));
+  absl::Status annotated(status.code(), absl::StrCat(where, ": ", status.message()));
+  status.ForEachPayload(
+      [&](absl::string_view type, const absl::Cord& payload) { annotated.SetPayload(type, payload); });
+  return annotated;
 }
 
 // A machine-readable reason (proto/dflash/v1/inference.proto lists them) that travels with a status from

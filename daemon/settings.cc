@@ -132,7 +132,8 @@ FlagParser MakeParser(Settings& settings) {
       1 << 20, &settings.max_client_requests);
   parser.Number("max-client-rate", "N", "requests of one client a second, counted alike; 0: no bound", 0, 1e6,
                 &settings.max_client_rate);
-  parser.Integer("threads", "N", "CPU threads of the worker; 0: one per core", 0, 256, &settings.threads);
+  parser.Integer("threads", "N", "CPU threads of the worker; 0: one per core that it may use", 0, 256,
+                 &settings.threads);
   parser.Choice("instruction-set", {"auto", "scalar", "avx2", "avx512"},
                 "instructions of the CPU worker; auto: the best that this machine has",
                 &settings.instruction_set);

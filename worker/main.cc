@@ -31,6 +31,7 @@
 #include "base/flag_parser.h"
 #include "base/group_secret.h"
 #include "base/grpc_log.h"
+#include "base/host_limits.h"
 #include "base/log.h"
 #include "base/status.h"
 #include "kernels/device/stream.h"
@@ -99,7 +100,7 @@ FlagParser MakeParser(Flags& flags) {
       &flags.self_test);
   parser.Text("golden", "DIR", "golden bundle for --self-test; default: DRAFT-MODEL/golden, if there is one",
               &flags.golden);
-  parser.Integer("threads", "N", "CPU threads; 0: one per core", 0, 256, &flags.threads);
+  parser.Integer("threads", "N", "CPU threads; 0: one per core that it may use", 0, 256, &flags.threads);
   parser.Choice("instruction-set", {"auto", "scalar", "avx2", "avx512"},
                 "instructions of the CPU backend; auto: the best that this machine has",
                 &flags.instruction_set);
@@ -430,6 +431,12 @@ int Lead(const Flags& flags, Membership& membership, SignalThread& signals) {
       group->MakeEngine(flags.group.max_prefill_tokens, &observer, ranks.get());
   if (!engine.ok()) return Fail(kExitBadModel, engine.status());
   GroupIdentity identity = Identity(*group, speculate);
+  metrics.Mute();
+  const absl::Status computes = CheckTargetComputes(engine->get());
+  metrics.Unmute();
+  if (!computes.ok()) {
+    return Fail(ReasonOf(computes) == "NUMERIC_FAULT" ? kExitBadModel : kExitEngineFailed, computes);
+  }
   const absl::Status tested = TestItself(flags, *bundle, *group, engine->get(), &metrics, &identity);
   if (!tested.ok()) return Fail(kExitEngineFailed, Annotate(tested, "SELF-TEST FAILED"));
   EngineBackend backend(engine->get());
@@ -549,8 +556,7 @@ absl::Status FinishRankFlags(Flags& flags) {
     return absl::InvalidArgumentError("--listen over TCP needs --group-secret-file");
   // The ranks of a group usually share a host.
   if (flags.group.threads == 0 && flags.ranks > 1) {
-    const int64_t cores = std::max<int64_t>(std::thread::hardware_concurrency(), 1);
-    flags.group.threads = static_cast<int>(std::clamp<int64_t>(cores / flags.ranks, 1, 256));
+    flags.group.threads = static_cast<int>(std::clamp<int64_t>(AvailableCores() / flags.ranks, 1, 256));
   }
   return absl::OkStatus();
 }

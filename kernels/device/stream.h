@@ -17,7 +17,7 @@ namespace dflash {
 class Stream {
  public:
   struct Options {
-    int threads = 0;  // CPU: 0 = one per core; 1..256
+    int threads = 0;  // CPU: 0 = one per core that the process may use; 1..256
     int device = 0;   // CUDA: device ordinal
   };
   // InvalidArgument: threads outside [0, 256]. Unavailable: the backend finds no such device.

@@ -1,8 +1,8 @@
 #include <algorithm>
-#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/host_limits.h"
 #include "kernels/device/cpu/instruction_set.h"
 #include "kernels/device/cpu/thread_pool.h"
 #include "kernels/device/stream.h"
@@ -23,8 +23,7 @@ absl::StatusOr<Stream> Stream::Create(const Options& options) {
   if (options.threads < 0 || options.threads > 256) {
     return absl::InvalidArgumentError(absl::StrCat("threads must be in [0, 256], got ", options.threads));
   }
-  const int cores = static_cast<int>(std::thread::hardware_concurrency());
-  const int threads = options.threads > 0 ? options.threads : std::max(1, std::min(cores, 256));
+  const int threads = options.threads > 0 ? options.threads : std::min(AvailableCores(), 256);
   return Stream(std::make_unique<Impl>(threads));
 }
 

@@ -8,6 +8,7 @@
 #include <set>
 #include <string_view>
 
+#include "base/exit_codes.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/integration/process.h"
@@ -100,6 +101,24 @@ TEST(Startup, TruncatedWeights) {
   EXPECT_THAT(Failure(CommandFor(model.path())), HasSubstr("model-00002-of-00002.safetensors"));
   fs::remove(shard);
   EXPECT_THAT(Failure(CommandFor(model.path())), HasSubstr("model-00002-of-00002.safetensors"));
+}
+
+// Without a golden bundle, too: no client has to find it.
+TEST(Startup, WeightsThatAreNoNumbers) {
+  const ModelCopy model;
+  const std::string shard = model.path("model-00002-of-00002.safetensors");
+  {
+    std::fstream file(shard, std::ios::in | std::ios::out | std::ios::binary);
+    uint64_t header = 0;
+    file.read(reinterpret_cast<char*>(&header), sizeof(header));
+    const auto begin = static_cast<std::streamoff>(sizeof(header) + header);
+    file.seekp(begin);
+    const std::string nans(fs::file_size(shard) - static_cast<size_t>(begin), '\xff');
+    file.write(nans.data(), static_cast<std::streamsize>(nans.size()));
+  }
+  const Ran ran = RunProgram(CommandFor(model.path()));
+  EXPECT_EQ(ran.exit_code, kExitBadModel);
+  EXPECT_THAT(ran.output, HasSubstr("the target's logits at position 1 are not numbers"));
 }
 
 TEST(Startup, DamagedConfiguration) {

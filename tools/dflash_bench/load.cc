@@ -5,7 +5,9 @@
 #include <cmath>
 #include <ctime>
 #include <functional>
+#include <limits>
 #include <memory>
+#include <optional>
 #include <random>
 #include <thread>
 #include <utility>
@@ -23,8 +25,8 @@ namespace {
 
 struct Answer {
   absl::Status status;
-  double first_token = 0;  // seconds after it was asked
-  int64_t tokens = 0;
+  double first_token = 0, last_token = 0;  // seconds after it was asked
+  int64_t tokens = 0, first_tokens = 0;    // first_tokens: that came with the first one
   int64_t rounds = 0, accepted = 0;
 };
 
@@ -41,8 +43,13 @@ class AnswerSink final : public RequestSink {
   AnswerSink(Answer* answer, absl::Notification* done) : answer_(answer), done_(done) {}
   void OnStarted(const StartedReport&) override {}
   void OnTokens(TokensReport report) override {
-    if (answer_->tokens == 0) answer_->first_token = clock_.Seconds();
-    answer_->tokens += static_cast<int64_t>(report.tokens.size());
+    const auto tokens = static_cast<int64_t>(report.tokens.size());
+    answer_->last_token = clock_.Seconds();
+    if (answer_->tokens == 0) {
+      answer_->first_token = answer_->last_token;
+      answer_->first_tokens = tokens;
+    }
+    answer_->tokens += tokens;
   }
   void OnFinished(const FinishedReport& report) override {
     answer_->rounds = report.rounds;
@@ -147,20 +154,25 @@ class StepSums final : public StepObserver {
 
 struct Rates {
   std::vector<double> tokens_per_second, tokens_per_processor_second, tokens_per_round;
+  std::vector<double> decoding;  // tokens per second of a request behind its first ones
   StepSums sums;
 
   absl::Status Add(const std::vector<Answer>& answers, double seconds, double processor_seconds,
                    const StepSums& steps) {
     sums = steps;
-    int64_t tokens = 0, rounds = 0, accepted = 0;
+    int64_t tokens = 0, rounds = 0, accepted = 0, decoded = 0;
+    double decoding_seconds = 0;
     for (const Answer& answer : answers) {
       DFLASH_RETURN_IF_ERROR(answer.status);
+      decoded += answer.tokens - answer.first_tokens;
+      decoding_seconds += answer.last_token - answer.first_token;
       tokens += answer.tokens;
       rounds += answer.rounds;
       accepted += answer.accepted;
     }
     tokens_per_second.push_back(static_cast<double>(tokens) / seconds);
     tokens_per_processor_second.push_back(static_cast<double>(tokens) / processor_seconds);
+    decoding.push_back(static_cast<double>(decoded) / decoding_seconds);
     tokens_per_round.push_back(rounds == 0 ? 1
                                            : 1 + static_cast<double>(accepted) / static_cast<double>(rounds));
     return absl::OkStatus();
@@ -189,19 +201,8 @@ class LoadBench {
     Rates one, many;
     std::vector<double> ratios, processor_ratios;
     for (int pass = 0; pass < options_.passes; ++pass) {
-      const auto measure = [&](int64_t clients, int64_t repeats, Rates& rates) {
-        std::vector<GenerationRequest> requests;
-        for (int64_t i = 0; i < repeats; ++i) {
-          for (const auto& prompt : prompts_) requests.push_back(Request(prompt, options_.max_tokens));
-        }
-        sums_ = StepSums();
-        const double processor_before = ProcessorSeconds();
-        const Clock clock;
-        const std::vector<Answer> answers = AskAll(engine_, requests, clients);
-        return rates.Add(answers, clock.Seconds(), ProcessorSeconds() - processor_before, sums_);
-      };
-      DFLASH_RETURN_IF_ERROR(measure(1, 1, one));
-      DFLASH_RETURN_IF_ERROR(measure(options_.clients, 4, many));
+      DFLASH_RETURN_IF_ERROR(Measure({.clients = 1}, one));
+      DFLASH_RETURN_IF_ERROR(Measure({.clients = options_.clients, .repeats = 4}, many));
       ratios.push_back(many.tokens_per_second.back() / one.tokens_per_second.back());
       processor_ratios.push_back(many.tokens_per_processor_second.back() /
                                  one.tokens_per_processor_second.back());
@@ -210,6 +211,36 @@ class LoadBench {
     report.Add(one.ToRow("1 client"));
     report.Add(many.ToRow(absl::StrCat(options_.clients, " clients")));
     report.Add({"many / one", {{"tokens/s", Median(ratios)}, {"per CPU s", Median(processor_ratios)}}});
+    return absl::OkStatus();
+  }
+
+  // One client: plain decoding, blocks of the length that the scheduler chooses, and whole ones, in turn.
+  absl::Status Speculation(Report& report) {
+    constexpr int32_t kWholeBlocks = std::numeric_limits<int32_t>::max();
+    Rates plain, chosen, whole;
+    for (int pass = 0; pass < options_.passes; ++pass) {
+      DFLASH_RETURN_IF_ERROR(Measure({.speculation = SpeculationMode::kOff}, plain));
+      DFLASH_RETURN_IF_ERROR(Measure({.speculation = SpeculationMode::kDFlash}, chosen));
+      DFLASH_RETURN_IF_ERROR(
+          Measure({.speculation = SpeculationMode::kDFlash, .max_draft_tokens = kWholeBlocks}, whole));
+    }
+    report.Section(absl::StrCat("chat prompts, one client: medians of ", options_.passes, " passes"));
+    const auto row = [](const std::string& name, const Rates& rates) {
+      return Row{name,
+                 {{"tokens/s", Median(rates.tokens_per_second)},
+                  {"decoding", Median(rates.decoding)},
+                  {"per round", Median(rates.tokens_per_round)}}};
+    };
+    const auto ratio = [&](const std::string& name, const Rates& rates) {
+      return Row{name,
+                 {{"tokens/s", MedianRatio({rates.tokens_per_second}, {plain.tokens_per_second})},
+                  {"decoding", MedianRatio({rates.decoding}, {plain.decoding})}}};
+    };
+    report.Add(row("without speculation", plain));
+    report.Add(row("with, blocks by load", chosen));
+    report.Add(row("with, whole blocks", whole));
+    report.Add(ratio("by load / without", chosen));
+    report.Add(ratio("whole / without", whole));
     return absl::OkStatus();
   }
 
@@ -247,6 +278,26 @@ class LoadBench {
   }
 
  private:
+  struct Pass {
+    int64_t clients = 1, repeats = 1;                           // repeats: of every prompt
+    std::optional<SpeculationMode> speculation = std::nullopt;  // of the options where it is not given
+    int32_t max_draft_tokens = 0;                               // 0: what the scheduler chooses
+  };
+  absl::Status Measure(const Pass& pass, Rates& rates) {
+    std::vector<GenerationRequest> requests;
+    for (int64_t i = 0; i < pass.repeats; ++i) {
+      for (const auto& prompt : prompts_) {
+        GenerationRequest& request = requests.emplace_back(Request(prompt, options_.max_tokens));
+        if (pass.speculation.has_value()) request.speculation = *pass.speculation;
+        if (pass.max_draft_tokens > 0) request.max_draft_tokens = pass.max_draft_tokens;
+      }
+    }
+    sums_ = StepSums();
+    const double processor_before = ProcessorSeconds();
+    const Clock clock;
+    const std::vector<Answer> answers = AskAll(engine_, requests, pass.clients);
+    return rates.Add(answers, clock.Seconds(), ProcessorSeconds() - processor_before, sums_);
+  }
   GenerationRequest Request(const std::vector<int32_t>& prompt, int64_t max_tokens) const {
     GenerationRequest request;
     request.prompt_tokens = prompt;
@@ -295,6 +346,8 @@ absl::Status MeasureLoad(const LoadOptions& options, Report& report) {
   RunningEngine running(*engine);
   LoadBench bench(options, group, *engine, std::move(prompts), sums);
   DFLASH_RETURN_IF_ERROR(bench.Throughput(report));
+  if (options.speculates && !options.group.draft_model.empty())
+    DFLASH_RETURN_IF_ERROR(bench.Speculation(report));
   DFLASH_RETURN_IF_ERROR(bench.FirstTokens(report));
   return running.Stop();
 }

@@ -5,11 +5,11 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/flag_parser.h"
+#include "base/host_limits.h"
 #include "base/regular_file.h"
 #include "base/status.h"
 #include "kernels/device/cpu/instruction_set.h"
@@ -120,7 +120,7 @@ absl::Status Measure(const Flags& flags, Report& report) {
   if (ThreadsOf(all).threads() > 1) streams.push_back(&all);
 
   report.Fact("processor", ProcessorName());
-  report.Fact("cores", absl::StrCat(std::thread::hardware_concurrency()));
+  report.Fact("cores", absl::StrCat(AvailableCores()));
   report.Fact("backend", BackendName());
   report.Fact("instruction set", Name(CurrentInstructionSet()));
   report.Fact("sgemm", SgemmLibrary().empty() ? "none in this build" : SgemmLibrary());

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/host_limits.h"
 #include "base/status.h"
 
 namespace dflash::doctor {
@@ -56,7 +57,7 @@ absl::StatusOr<std::string> FindNoNumbers(const Checkpoint& checkpoint) {
   std::vector<absl::StatusOr<std::string>> found(tensors.size(), std::string());
   std::atomic<size_t> next = 0;
   std::vector<std::thread> threads;
-  for (unsigned i = 0; i < std::clamp(std::thread::hardware_concurrency(), 1u, 16u); ++i) {
+  for (int i = 0; i < std::min(AvailableCores(), 16); ++i) {
     threads.emplace_back([&] {
       for (size_t t = next++; t < tensors.size(); t = next++) found[t] = Scan(checkpoint, *tensors[t]);
     });

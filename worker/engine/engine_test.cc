@@ -227,16 +227,10 @@ TEST(EngineNanTest, ARequestWhoseLogitsAreNotNumbersFailsAlone) {
   // A copy of the target in which one token's embedding is NaN.
   constexpr int32_t kPoisoned = 77;
   const TemporaryFolder folder;
-  std::filesystem::copy(testing::SourcePath("models/tiny-qwen3.6"), folder.path());
-  {
-    absl::StatusOr<SafetensorsFolder> weights = SafetensorsFolder::Open(folder.path());
-    ASSERT_TRUE(weights.ok()) << weights.status();
-    const auto& entry = weights->tensors().at("model.language_model.embed_tokens.weight");
-    std::fstream file(entry.file->path(), std::ios::in | std::ios::out | std::ios::binary);
-    file.seekp(entry.tensor->offset + kPoisoned * entry.tensor->cols() * 2);
-    const uint16_t nan = 0x7fc0;
-    file.write(reinterpret_cast<const char*>(&nan), sizeof(nan));
-  }
+  const int64_t cols = TargetConfig::Load(testing::SourcePath("models/tiny-qwen3.6"))->hidden_size;
+  ASSERT_TRUE(
+      testing::CopyTargetWithNan(folder.path(), "model.language_model.embed_tokens.weight", kPoisoned * cols)
+          .ok());
   testing::TinyPairOptions options;
   options.target_dir = folder.path();
   absl::StatusOr<TinyPair> pair = LoadTinyPair(options);

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "base/check.h"
+#include "base/host_limits.h"
 #include "base/status.h"
 #include "kernels/device/upload_ring.h"
 #include "kernels/random_weights/random_weights.h"
@@ -25,9 +26,8 @@ class PieceReaders {
 
   PieceReaders(size_t pieces, const UploadRing& ring, ReadPiece read)
       : pieces_(pieces), ring_(ring), read_(std::move(read)), filled_(pieces, false) {
-    const auto cores = static_cast<int>(std::thread::hardware_concurrency());
     const int count =
-        std::min({std::max(1, cores), kMaxReaders, static_cast<int>(std::min<size_t>(pieces, 64))});
+        std::min({AvailableCores(), kMaxReaders, static_cast<int>(std::min<size_t>(pieces, 64))});
     for (int i = 0; i < count; ++i) threads_.emplace_back([this] { Main(); });
   }
   ~PieceReaders() {

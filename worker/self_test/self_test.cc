@@ -103,6 +103,25 @@ void AddRecorded(const GoldenPrompt& prompt, int64_t max_tokens, int64_t most_ro
   }
 }
 
+// One at a time: rounds of many sequences may be given shorter blocks. Errors: those of Engine::Step; how the
+// request ended is in `run`.
+absl::Status RunAlone(GenerationRequest request, Engine* engine, Run* run) {
+  engine->Submit(std::move(request), std::make_unique<RunSink>(run));
+  while (!run->done) {
+    DFLASH_ASSIGN_OR_RETURN(const bool worked, engine->Step());
+    if (!worked && !run->done) return absl::InternalError("the self-test does not come to an end");
+  }
+  return absl::OkStatus();
+}
+
+// What is in flight must not write to the sinks any more.
+absl::Status FinishRounds(Engine* engine) {
+  for (bool worked = true; worked;) {
+    DFLASH_ASSIGN_OR_RETURN(worked, engine->Step());
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::vector<Run>> RunPrompts(const GoldenBundle& bundle, const std::vector<Chosen>& prompts,
                                             SpeculationMode mode, const SelfTestOptions& options,
                                             Engine* engine) {
@@ -117,23 +136,29 @@ absl::StatusOr<std::vector<Run>> RunPrompts(const GoldenBundle& bundle, const st
     request.max_draft_tokens = std::numeric_limits<int32_t>::max();  // whole blocks, as they were recorded
     request.return_text = false;
     request.use_prefix_cache = false;
-    engine->Submit(std::move(request), std::make_unique<RunSink>(&runs[i]));
-    // One at a time: rounds of many sequences may be given shorter blocks.
-    while (!runs[i].done) {
-      DFLASH_ASSIGN_OR_RETURN(const bool worked, engine->Step());
-      if (!worked && !runs[i].done) return absl::InternalError("the self-test does not come to an end");
-    }
+    DFLASH_RETURN_IF_ERROR(RunAlone(std::move(request), engine, &runs[i]));
     DFLASH_RETURN_IF_ERROR(
         Annotate(runs[i].status, absl::StrCat(bundle.folder(), ": prompt ", prompts[i].number)));
   }
-  // What is in flight must not write to the sinks any more.
-  for (bool worked = true; worked;) {
-    DFLASH_ASSIGN_OR_RETURN(worked, engine->Step());
-  }
+  DFLASH_RETURN_IF_ERROR(FinishRounds(engine));
   return runs;
 }
 
 }  // namespace
+
+absl::Status CheckTargetComputes(Engine* engine) {
+  GenerationRequest request;
+  request.id = "self-test of the target";
+  request.prompt_tokens = {0};
+  request.max_tokens = 2;  // one behind the prompt, one behind a token
+  request.speculation = SpeculationMode::kOff;
+  request.return_text = false;
+  request.use_prefix_cache = false;
+  Run run;
+  DFLASH_RETURN_IF_ERROR(RunAlone(std::move(request), engine, &run));
+  DFLASH_RETURN_IF_ERROR(FinishRounds(engine));
+  return Annotate(run.status, "the target, given token 0");
+}
 
 absl::StatusOr<SelfTestReport> RunSelfTest(const GoldenBundle& bundle, const FeatureContract& contract,
                                            const SelfTestOptions& options, Engine* engine) {

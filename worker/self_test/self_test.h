@@ -13,6 +13,11 @@
 
 namespace dflash {
 
+// Two plain tokens: a checkpoint whose weights are no numbers, or a device that computes none, is found
+// before a client is served. Runs the engine as RunSelfTest does. Errors: those of Engine::Step; Internal
+// with reason NUMERIC_FAULT: the target's logits are not numbers.
+absl::Status CheckTargetComputes(Engine* engine);
+
 struct SelfTestOptions {
   int64_t max_prompts = 4;  // the best predicted ones of every kind, in turn
   int64_t max_tokens = 64;  // of each

@@ -5,9 +5,11 @@
 #include <string>
 #include <utility>
 
+#include "base/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "worker/defects/defects.h"
+#include "worker/model/testing/temporary_folder.h"
 #include "worker/testing/tiny_pair.h"
 
 namespace dflash {
@@ -17,6 +19,16 @@ using ::testing::HasSubstr;
 
 golden::GoldenBundle Bundle() {
   return golden::GoldenBundle::Open(testing::SourcePath("tests/golden")).value();
+}
+
+std::unique_ptr<Engine> EngineOf(const testing::TinyPair& pair, Drafter* drafter,
+                                 int64_t max_verify_rows = 0) {
+  EngineOptions options;
+  options.max_verify_rows = max_verify_rows;
+  options.vocabulary = pair.vocabulary;
+  return Engine::Create(options, pair.target.get(), drafter, pair.table.get(), pair.tokenizer.get(),
+                        *pair.stream)
+      .value();
 }
 
 SelfTestReport Examine(const std::string& defect, int64_t max_verify_rows = 0) {
@@ -31,15 +43,26 @@ SelfTestReport Examine(const std::string& defect, int64_t max_verify_rows = 0) {
   if (!defect.empty()) {
     drafter = PlantDefect(defect, pair.contract, std::move(drafter), pair.table.get(), *pair.stream).value();
   }
-  EngineOptions engine_options;
-  engine_options.max_verify_rows = max_verify_rows;
-  engine_options.vocabulary = pair.vocabulary;
-  const std::unique_ptr<Engine> engine = Engine::Create(engine_options, pair.target.get(), drafter.get(),
-                                                        pair.table.get(), pair.tokenizer.get(), *pair.stream)
-                                             .value();
+  const std::unique_ptr<Engine> engine = EngineOf(pair, drafter.get(), max_verify_rows);
   const absl::StatusOr<SelfTestReport> report = RunSelfTest(Bundle(), pair.contract, {}, engine.get());
   EXPECT_TRUE(report.ok()) << report.status();
   return report.value_or(SelfTestReport());
+}
+
+TEST(CheckTargetComputesTest, FindsWeightsThatAreNoNumbers) {
+  const testing::TinyPair healthy = testing::LoadTinyPair({}).value();
+  const absl::Status fine = CheckTargetComputes(EngineOf(healthy, nullptr).get());
+  EXPECT_TRUE(fine.ok()) << fine;
+
+  const TemporaryFolder folder;
+  ASSERT_TRUE(testing::CopyTargetWithNan(folder.path(), "model.language_model.norm.weight", 5).ok());
+  testing::TinyPairOptions options;
+  options.target_dir = folder.path();
+  const testing::TinyPair broken = testing::LoadTinyPair(options).value();
+  const absl::Status found = CheckTargetComputes(EngineOf(broken, nullptr).get());
+  EXPECT_EQ(ReasonOf(found), "NUMERIC_FAULT");
+  EXPECT_THAT(std::string(found.message()),
+              HasSubstr("the target, given token 0: the target's logits at position 1 are not numbers"));
 }
 
 TEST(SelfTestTest, TheHealthyPairPasses) {

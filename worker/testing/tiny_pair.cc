@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <utility>
 
@@ -84,6 +85,17 @@ absl::Status UseOwnOutputs(std::vector<GoldenPrompt>& prompts) {
     prompts[i].output_ids = std::move(outcomes[i].tokens);
   }
   return absl::OkStatus();
+}
+
+absl::Status CopyTargetWithNan(const std::string& folder, const std::string& tensor, int64_t element) {
+  std::filesystem::copy(SourcePath("models/tiny-qwen3.6"), folder, std::filesystem::copy_options::recursive);
+  DFLASH_ASSIGN_OR_RETURN(const SafetensorsFolder weights, SafetensorsFolder::Open(folder));
+  const auto& entry = weights.tensors().at(tensor);
+  std::fstream file(entry.file->path(), std::ios::in | std::ios::out | std::ios::binary);
+  constexpr uint16_t kNan = 0x7fc0;  // bfloat16
+  file.seekp(entry.tensor->offset + element * static_cast<int64_t>(sizeof(kNan)));
+  file.write(reinterpret_cast<const char*>(&kNan), sizeof(kNan));
+  return file.good() ? absl::OkStatus() : absl::InternalError(entry.file->path() + " cannot be written");
 }
 
 absl::StatusOr<TinyPair> LoadTinyPair(const TinyPairOptions& options) {

@@ -42,6 +42,9 @@ struct TinyPairOptions {
   std::function<void(TargetConfig&)> mutate_target_config;
 };
 
+// Copies models/tiny-qwen3.6 to `folder` and makes element `element` (in row-major order) of a tensor NaN.
+absl::Status CopyTargetWithNan(const std::string& folder, const std::string& tensor, int64_t element);
+
 struct TinyPair {
   std::unique_ptr<Stream> stream;
   std::unique_ptr<SequenceTable> table;
