@@ -240,6 +240,13 @@ inline constexpr MetricInfo kSpecDraftTokens{"dflashd_spec_decode_num_draft_toke
                                              MetricScope::kGroup,
                                              "Drafts sent to verification.",
                                              {"method"}};
+inline constexpr MetricInfo kSpecCutDraftTokens{
+    "dflashd_spec_decode_num_cut_draft_tokens_total",
+    MetricType::kCounter,
+    MetricScope::kGroup,
+    "Drafts proposed and not sent to verification: their drafter "
+    "thought too little of them (CPU backend, blocks by load).",
+    {"method"}};
 inline constexpr MetricInfo kSpecAcceptedTokens{
     "dflashd_spec_decode_num_accepted_tokens_total",
     MetricType::kCounter,
@@ -500,6 +507,7 @@ inline constexpr const MetricInfo* kAll[] = {&kRequests,
                                              &kSpecBlockRounds,
                                              &kSpecDrafts,
                                              &kSpecDraftTokens,
+                                             &kSpecCutDraftTokens,
                                              &kSpecAcceptedTokens,
                                              &kSpecDraftTokensPerPosition,
                                              &kSpecAcceptedTokensPerPosition,

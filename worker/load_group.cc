@@ -304,6 +304,7 @@ absl::StatusOr<std::unique_ptr<Engine>> Group::MakeEngine(int64_t max_prefill_to
   options.max_context_tokens = max_context_tokens;
   options.max_prefill_tokens = PrefillRows(max_prefill_tokens);
   options.adaptive_blocks = adaptive_blocks;
+  if (adaptive_blocks) options.least_survival = kLeastSurvival;
   options.max_verify_rows = max_verify_rows;
   options.vocabulary = vocabulary;
   options.turn_end_tokens = generation.eos_token_ids;

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <ctime>
 #include <functional>
-#include <limits>
 #include <memory>
 #include <optional>
 #include <random>
@@ -214,15 +213,12 @@ class LoadBench {
     return absl::OkStatus();
   }
 
-  // One client: plain decoding, blocks of the length that the scheduler chooses, and whole ones, in turn.
+  // One client with and without speculation, in turn.
   absl::Status Speculation(Report& report) {
-    constexpr int32_t kWholeBlocks = std::numeric_limits<int32_t>::max();
-    Rates plain, chosen, whole;
+    Rates plain, drafted;
     for (int pass = 0; pass < options_.passes; ++pass) {
       DFLASH_RETURN_IF_ERROR(Measure({.speculation = SpeculationMode::kOff}, plain));
-      DFLASH_RETURN_IF_ERROR(Measure({.speculation = SpeculationMode::kDFlash}, chosen));
-      DFLASH_RETURN_IF_ERROR(
-          Measure({.speculation = SpeculationMode::kDFlash, .max_draft_tokens = kWholeBlocks}, whole));
+      DFLASH_RETURN_IF_ERROR(Measure({.speculation = SpeculationMode::kDFlash}, drafted));
     }
     report.Section(absl::StrCat("chat prompts, one client: medians of ", options_.passes, " passes"));
     const auto row = [](const std::string& name, const Rates& rates) {
@@ -231,16 +227,11 @@ class LoadBench {
                   {"decoding", Median(rates.decoding)},
                   {"per round", Median(rates.tokens_per_round)}}};
     };
-    const auto ratio = [&](const std::string& name, const Rates& rates) {
-      return Row{name,
-                 {{"tokens/s", MedianRatio({rates.tokens_per_second}, {plain.tokens_per_second})},
-                  {"decoding", MedianRatio({rates.decoding}, {plain.decoding})}}};
-    };
     report.Add(row("without speculation", plain));
-    report.Add(row("with, blocks by load", chosen));
-    report.Add(row("with, whole blocks", whole));
-    report.Add(ratio("by load / without", chosen));
-    report.Add(ratio("whole / without", whole));
+    report.Add(row("with speculation", drafted));
+    report.Add({"with / without",
+                {{"tokens/s", MedianRatio({drafted.tokens_per_second}, {plain.tokens_per_second})},
+                 {"decoding", MedianRatio({drafted.decoding}, {plain.decoding})}}});
     return absl::OkStatus();
   }
 
@@ -281,7 +272,6 @@ class LoadBench {
   struct Pass {
     int64_t clients = 1, repeats = 1;                           // repeats: of every prompt
     std::optional<SpeculationMode> speculation = std::nullopt;  // of the options where it is not given
-    int32_t max_draft_tokens = 0;                               // 0: what the scheduler chooses
   };
   absl::Status Measure(const Pass& pass, Rates& rates) {
     std::vector<GenerationRequest> requests;
@@ -289,7 +279,6 @@ class LoadBench {
       for (const auto& prompt : prompts_) {
         GenerationRequest& request = requests.emplace_back(Request(prompt, options_.max_tokens));
         if (pass.speculation.has_value()) request.speculation = *pass.speculation;
-        if (pass.max_draft_tokens > 0) request.max_draft_tokens = pass.max_draft_tokens;
       }
     }
     sums_ = StepSums();

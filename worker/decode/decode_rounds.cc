@@ -78,6 +78,7 @@ absl::Status DecodeRounds::Allocate() {
                      .first_rows = {},
                      .log_probs = {},
                      .proposals = {},
+                     .cut_drafts = {},
                      .depth = 0,
                      .report = std::move(report),
                      .lengths = std::move(lengths),
@@ -137,6 +138,7 @@ absl::Status DecodeRounds::Enqueue(const std::vector<Member>& members, int64_t m
   round.members = members;
   round.first_rows.clear();
   round.proposals.clear();
+  round.cut_drafts.assign(members.size(), 0);
   std::vector<RoundEntry> entries;
   std::vector<int32_t> draft_slots;
   Shape shape;
@@ -171,7 +173,7 @@ absl::Status DecodeRounds::Enqueue(const std::vector<Member>& members, int64_t m
     DFLASH_RETURN_IF_ERROR(Upload(draft_slots_, draft_slots, *stream_));
     planned_draft_slots_ = std::move(draft_slots);
   }
-  DFLASH_ASSIGN_OR_RETURN(round.is_settled, Run(shape, processing));
+  DFLASH_ASSIGN_OR_RETURN(round.is_settled, Run(shape, processing, round));
   round.log_probs = std::move(processing.log_probs);
   // Behind the round and before the next one, so every round has memory of its own on the host only.
   DFLASH_RETURN_IF_ERROR(CopyToPinned(round.report, report_.data(), report_.bytes(), *stream_));
@@ -182,16 +184,19 @@ absl::Status DecodeRounds::Enqueue(const std::vector<Member>& members, int64_t m
 }
 
 // Returns whether the round takes as long as those of its shape do.
-absl::StatusOr<bool> DecodeRounds::Run(const Shape& shape, Processing& processing) {
+absl::StatusOr<bool> DecodeRounds::Run(const Shape& shape, Processing& processing, InFlight& round) {
   if (processing.how.any()) {
-    DFLASH_RETURN_IF_ERROR(EnqueueWork(shape, &processing));
+    DFLASH_RETURN_IF_ERROR(EnqueueWork(shape, &processing, options_.captured ? nullptr : &round));
     return false;
   }
-  const auto [entry, is_new] =
-      options_.captured ? graphs_.try_emplace(shape) : std::pair(graphs_.end(), true);
+  if (!options_.captured) {
+    DFLASH_RETURN_IF_ERROR(EnqueueWork(shape, nullptr, &round));
+    return true;
+  }
+  const auto [entry, is_new] = graphs_.try_emplace(shape);
   if (is_new) {
     DFLASH_RETURN_IF_ERROR(EnqueueWork(shape));
-    return !options_.captured;
+    return false;
   }
   std::optional<Graph>& graph = entry->second;
   const bool is_captured = graph.has_value();
@@ -200,6 +205,47 @@ absl::StatusOr<bool> DecodeRounds::Run(const Shape& shape, Processing& processin
   }
   DFLASH_RETURN_IF_ERROR(graph->Launch(*stream_));
   return is_captured;
+}
+
+absl::Status DecodeRounds::CutBlocks(const Proposals& proposals, InFlight& round, Shape& shape) {
+  Communicator& communicator = target_->communicator();
+  std::vector<RoundEntry> entries = planned_entries_;
+  std::vector<int32_t> drafts;  // that stay
+  for (const RoundEntry& entry : entries) drafts.push_back(entry.max_drafts);
+  if (communicator.rank() == 0) {
+    std::vector<float> confidences(static_cast<size_t>(shape.drafting * proposals.depth));
+    DFLASH_RETURN_IF_ERROR(CopyToHost(confidences.data(), proposals.confidences,
+                                      static_cast<int64_t>(confidences.size() * sizeof(float)), *stream_));
+    for (size_t i = 0; i < entries.size(); ++i) {
+      const double least = round.members[i].least_survival;
+      if (entries[i].proposal < 0 || least <= 0) continue;
+      const float* confidence = confidences.data() + entries[i].proposal * proposals.depth;
+      if (*confidence < 0) continue;  // the drafter has none
+      double survival = *confidence;
+      int32_t kept = std::min(drafts[i], 1);
+      while (kept < drafts[i] && (survival *= static_cast<double>(confidence[kept])) >= least) ++kept;
+      drafts[i] = kept;
+    }
+  }
+  if (communicator.size() > 1) {
+    auto* shared = row_counts_.As<int32_t>();  // nothing is in it before rows are accepted
+    const auto bytes = static_cast<int64_t>(drafts.size() * sizeof(int32_t));
+    DFLASH_RETURN_IF_ERROR(CopyToDevice(shared, drafts.data(), bytes, *stream_));
+    DFLASH_RETURN_IF_ERROR(Share(shared, static_cast<int64_t>(drafts.size())));
+    DFLASH_RETURN_IF_ERROR(CopyToHost(drafts.data(), shared, bytes, *stream_));
+  }
+  shape.rows = 0;
+  for (size_t i = 0; i < entries.size(); ++i) {
+    round.cut_drafts[i] = entries[i].max_drafts - drafts[i];
+    round.first_rows[i] = entries[i].first_row = static_cast<int32_t>(shape.rows);
+    entries[i].max_drafts = drafts[i];
+    entries[i].row_capacity = 1 + drafts[i];
+    shape.rows += entries[i].row_capacity;
+  }
+  if (SameEntries(entries, planned_entries_)) return absl::OkStatus();
+  DFLASH_RETURN_IF_ERROR(Upload(entries_, entries, *stream_));
+  planned_entries_ = std::move(entries);
+  return absl::OkStatus();
 }
 
 template <typename T>
@@ -211,7 +257,7 @@ absl::Status DecodeRounds::Share(T* values, int64_t count) const {
 
 // The round itself. Without processing nothing here reads what the device computes: shapes and addresses
 // depend on `shape` alone.
-absl::Status DecodeRounds::EnqueueWork(const Shape& shape, Processing* processing) {
+absl::Status DecodeRounds::EnqueueWork(Shape shape, Processing* processing, InFlight* round) {
   const RoundEntries entries = {.data = entries_.As<RoundEntry>(), .count = shape.sequences};
   const Proposals proposals = {
       .depth = shape.depth, .tokens = proposals_.As<int32_t>(), .confidences = confidences()};
@@ -221,6 +267,7 @@ absl::Status DecodeRounds::EnqueueWork(const Shape& shape, Processing* processin
   if (shape.drafting > 0) {
     DFLASH_RETURN_IF_ERROR(
         drafter_->Propose(states(), draft_slots_.As<int32_t>(), shape.drafting, proposals));
+    if (round != nullptr) DFLASH_RETURN_IF_ERROR(CutBlocks(proposals, *round, shape));
   }
   DFLASH_RETURN_IF_ERROR(MakeVerifyRows(states(), entries, proposals.tokens, proposals.depth,
                                         options_.vocabulary, rows(), *stream_));
@@ -322,6 +369,9 @@ absl::StatusOr<DecodeRounds::Outcome> DecodeRounds::Collect() {
       const float* first = confidences + round.proposals[i] * round.depth;
       if (*first >= 0) outcome.sequences.back().confidences.assign(first, first + drafts);
     }
+    // Where less room was left than stayed, nothing was cut.
+    if (drafts == member.max_drafts - round.cut_drafts[i])
+      outcome.sequences.back().cut_drafts = round.cut_drafts[i];
     table_->TakeLengths(round.lengths, member.slot);
     DFLASH_RETURN_IF_ERROR(table_->CheckLengths(member.slot, results[i].position, drafter_ != nullptr));
   }

@@ -33,6 +33,7 @@ namespace dflash {
 
 class Drafter;
 class SequenceTable;
+struct Proposals;
 class Target;
 
 class DecodeRounds {
@@ -66,6 +67,9 @@ class DecodeRounds {
     SamplingReach reach = SamplingReach::kBest;  // of its sampling parameters
     bool has_rules = false;                      // its logits are processed before they are sampled
     int32_t log_probs = 0;                       // RowProcessing
+    // Drafts that the drafter itself gives less than this probability, together with all before them, are not
+    // verified, but for the first. Only in rounds that are not captured, and by rank 0's say. 0: all are.
+    double least_survival = 0;
   };
   // Writes the rules of the rows of members[member] to batch.rows from `first_row` on: the anchor's, then one
   // per draft, and returns for how many rows, at least one: no draft behind them is accepted, so they change
@@ -90,6 +94,7 @@ class DecodeRounds {
     std::vector<int32_t> emitted;
     std::vector<TokenLogProbs> log_probs;  // of these, where some member wants them
     std::vector<float> confidences = {};   // of the drafts; empty where the drafter has none
+    int64_t cut_drafts = 0;                // that were proposed and not verified (Member::least_survival)
   };
   struct Outcome {
     std::vector<SequenceOutcome> sequences;  // as they were enqueued
@@ -124,7 +129,8 @@ class DecodeRounds {
     std::vector<int32_t> first_rows;
     std::vector<TokenLogProbs> log_probs;  // per row
     std::vector<int32_t> proposals;        // of the drafter, -1: none
-    int64_t depth = 0;                     // of these
+    std::vector<int64_t> cut_drafts;
+    int64_t depth = 0;  // of these
     PinnedBuffer report, lengths;
     Event done;
     bool is_settled = true;
@@ -143,8 +149,11 @@ class DecodeRounds {
     const DescribeRules* describe = nullptr;
     std::vector<TokenLogProbs> log_probs;
   };
-  absl::StatusOr<bool> Run(const Shape& shape, Processing& processing);
-  absl::Status EnqueueWork(const Shape& shape, Processing* processing = nullptr);
+  absl::StatusOr<bool> Run(const Shape& shape, Processing& processing, InFlight& round);
+  // `round`: that is not captured.
+  absl::Status EnqueueWork(Shape shape, Processing* processing = nullptr, InFlight* round = nullptr);
+  // Leaves out the drafts that are not worth their rows (Member::least_survival); waits for the proposals.
+  absl::Status CutBlocks(const Proposals& proposals, InFlight& round, Shape& shape);
   // What rank 0 has there, on every rank.
   template <typename T>
   absl::Status Share(T* values, int64_t count) const;

@@ -92,6 +92,9 @@ class Engine::Impl {
   absl::Status Release(Sequence& sequence);
   void FailAll(const absl::Status& status);
   absl::Status CheckRequest(const GenerationRequest& request) const;
+  bool WantsWholeBlocks(const Sequence& sequence) const {
+    return drafter_ != nullptr && sequence.request.max_draft_tokens >= drafter_->max_drafts();
+  }
   int64_t block_rows() const { return 1 + (drafter_ == nullptr ? 0 : drafter_->max_drafts()); }
   bool Speculates(const Sequence& sequence) const {
     return drafter_ != nullptr && refused_.empty() && sequence.request.speculation != SpeculationMode::kOff;
@@ -325,7 +328,7 @@ SchedulerSnapshot Engine::Impl::Snapshot() const {
          .stored = sequence->stored,
          .rounds_in_flight = sequence->rounds_in_flight,
          .max_drafts = drafts,
-         .whole_blocks = drafts > 0 && sequence->request.max_draft_tokens >= drafter_->max_drafts(),
+         .whole_blocks = drafts > 0 && WantsWholeBlocks(*sequence),
          .pages = pages,
          .released_pages = prefixes_ == nullptr ? pages : prefixes_->PagesAfter(sequence->slot),
          .paused_steps = sequence->paused_steps,
@@ -620,7 +623,8 @@ absl::Status Engine::Impl::EnqueueRound(const StepPlan& plan) {
                        .max_drafts = verify.max_drafts,
                        .reach = ReachOf(sequence.request.sampling),
                        .has_rules = sequence.rules != nullptr,
-                       .log_probs = sequence.request.log_probs});
+                       .log_probs = sequence.request.log_probs,
+                       .least_survival = WantsWholeBlocks(sequence) ? 0 : options_.least_survival});
     round.sequences.push_back(&sequence);
     round.rows += 1 + verify.max_drafts;
     round.drafting += verify.max_drafts > 0;
@@ -646,7 +650,9 @@ absl::Status Engine::Impl::EnqueueRound(const StepPlan& plan) {
 void Engine::Impl::Learn(const RoundInFlight& round, const DecodeRounds::Outcome& outcome,
                          absl::Duration host_time) {
   for (const DecodeRounds::SequenceOutcome& what : outcome.sequences) {
-    if (what.result.rows > 1) blocks_.survival.Observe(what.result.rows - 1, what.result.accepted);
+    // What was cut counts as refused: a longer block would have been cut, too.
+    if (what.result.rows > 1)
+      blocks_.survival.Observe(what.result.rows - 1 + what.cut_drafts, what.result.accepted);
   }
   const auto sequences = static_cast<int64_t>(round.sequences.size());
   // Where the host reads behind the device, the device's time is all that counts.
@@ -718,6 +724,7 @@ absl::Status Engine::Impl::CollectRound(StepReport& report) {
         .round = of_sequence,
         .emitted = what.result.emitted,
         .confidences = std::move(what.confidences),
+        .cut_drafts = what.cut_drafts,
         .temperature = sequence.request.sampling.temperature,
         .other_law = sequence.rules != nullptr && sequence.rules->ChangesLaw(what.result.rows),
         .content = sequence.content.current(),

@@ -45,6 +45,7 @@ struct DecodedRound {
   RoundReport round;
   int32_t emitted = 0;  // tokens; equal to the accepted drafts where one of them ended the output
   std::vector<float> confidences = {};  // of the drafts, by the drafter itself; empty where it has none
+  int64_t cut_drafts = 0;               // that were not verified (EngineOptions::least_survival)
   float temperature = 0;
   // Penalties, a constraint and the like changed what the target says, which the drafter does not know of.
   bool other_law = false;
@@ -107,6 +108,11 @@ struct EngineOptions {
   // The block of every round gets the length that gives most tokens a second, by what rounds have cost and
   // how many drafts were accepted (worker/engine/block_length.h). Otherwise all blocks are whole ones.
   bool adaptive_blocks = false;
+  // Drafts that their drafter gives less than this probability, together with all before them, are not
+  // verified, in rounds that are not captured: there a row costs what it costs
+  // (docs/adr/0022-unsure-drafts.md). 0: all are verified, as are those of requests that want whole blocks
+  // (GenerationRequest::max_draft_tokens).
+  double least_survival = 0;
   int64_t max_verify_rows = 0;  // of a round, above which blocks get shorter in any case; 0: no limit
   // Tests: what a round of so many rows a sequence, and so many sequences, is taken to have cost, in seconds.
   std::function<double(int64_t, int64_t)> round_cost;

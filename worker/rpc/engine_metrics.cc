@@ -39,6 +39,7 @@ EngineMetrics::EngineMetrics(const Options& options)
   const MetricLabels method = {{"method", kMethod}};
   drafts_ = &registry_.Counter(metrics::kSpecDrafts, method);
   draft_tokens_ = &registry_.Counter(metrics::kSpecDraftTokens, method);
+  cut_draft_tokens_ = &registry_.Counter(metrics::kSpecCutDraftTokens, method);
   accepted_tokens_ = &registry_.Counter(metrics::kSpecAcceptedTokens, method);
   for (int64_t position = 0; position < options.max_drafts; ++position) {
     const MetricLabels labels = {{"method", kMethod}, {"position", std::to_string(position)}};
@@ -184,6 +185,7 @@ void EngineMetrics::OnRound(const DecodedRound& decoded) {
   if (round.drafted == 0) return;
   drafts_->Increment();
   draft_tokens_->Increment(round.drafted);
+  cut_draft_tokens_->Increment(static_cast<double>(decoded.cut_drafts));
   accepted_tokens_->Increment(round.accepted);
   const auto up_to = [](int32_t count, std::vector<prometheus::Counter*>& counters) {
     for (size_t i = 0; i < std::min(counters.size(), static_cast<size_t>(count)); ++i)

@@ -89,6 +89,7 @@ class EngineMetrics final : public StepObserver {
   prometheus::Histogram* batch_tokens_;
   prometheus::Counter* drafts_;
   prometheus::Counter* draft_tokens_;
+  prometheus::Counter* cut_draft_tokens_;
   prometheus::Counter* accepted_tokens_;
   std::vector<prometheus::Counter*> drafted_at_;   // by position
   std::vector<prometheus::Counter*> accepted_at_;  // by position

@@ -52,7 +52,7 @@ TEST(EngineMetrics, CountsRoundsWithoutTheBonusToken) {
   StepReport report;
   report.verify_rows = 36;
   report.sequences = 4;
-  report.rounds = {{.round = {15, 7}}, {.round = {15, 0}}, {.round = {2, 2}}, {.round = {0, 0}}};
+  report.rounds = {{.round = {15, 7}}, {.round = {15, 0}}, {.round = {2, 2}, .cut_drafts = 13}, {.round = {0, 0}}};
   report.not_speculated = {"disabled_request"};
   report.draft_time = absl::Milliseconds(2);
   report.forward_time = absl::Milliseconds(8);
@@ -61,6 +61,7 @@ TEST(EngineMetrics, CountsRoundsWithoutTheBonusToken) {
   const auto samples = Samples(metrics);
   EXPECT_EQ(samples.at("spec_decode_num_drafts_total{method=dflash,}"), 3);
   EXPECT_EQ(samples.at("spec_decode_num_draft_tokens_total{method=dflash,}"), 32);
+  EXPECT_EQ(samples.at("spec_decode_num_cut_draft_tokens_total{method=dflash,}"), 13);
   EXPECT_EQ(samples.at("spec_decode_num_accepted_tokens_total{method=dflash,}"), 9);
   double accepted = 0;
   double drafted = 0;
