@@ -209,6 +209,9 @@ absl::StatusOr<bool> DecodeRounds::Run(const Shape& shape, Processing& processin
 
 absl::Status DecodeRounds::CutBlocks(const Proposals& proposals, InFlight& round, Shape& shape) {
   Communicator& communicator = target_->communicator();
+  const bool cuts = std::any_of(round.members.begin(), round.members.end(),
+                                [](const Member& member) { return member.least_survival > 0; });
+  if (!cuts && communicator.size() == 1) return absl::OkStatus();  // another rank's may
   std::vector<RoundEntry> entries = planned_entries_;
   std::vector<int32_t> drafts;  // that stay
   for (const RoundEntry& entry : entries) drafts.push_back(entry.max_drafts);
