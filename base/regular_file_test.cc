@@ -74,6 +74,9 @@ TEST(Sha256Test, HashesPartsWithTheirLengths) {
             "ce91dc5eec0139adf091900d225971d6ad246a845bad791b5693a9d0d55dd391");
   EXPECT_EQ(Sha256().Add("a").Add("bc").HexDigest(),
             "9a8acca1b6c6c0befd3fbc756aed625da998c998f7252e738c4ef061906b9b21");
+  // Parts of a file, without their lengths.
+  EXPECT_EQ(Sha256().Append("a").Append("bc").HexDigest(),
+            "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
   EXPECT_EQ(Sha256().HexDigest(), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
 }
 

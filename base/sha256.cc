@@ -27,6 +27,10 @@ Sha256& Sha256::Add(std::string_view bytes) {
     length[i] = static_cast<unsigned char>(static_cast<uint64_t>(bytes.size()) >> (8 * i));
   }
   DFLASH_CHECK(EVP_DigestUpdate(state_->context, length.data(), length.size()) == 1);
+  return Append(bytes);
+}
+
+Sha256& Sha256::Append(std::string_view bytes) {
   DFLASH_CHECK(EVP_DigestUpdate(state_->context, bytes.data(), bytes.size()) == 1);
   return *this;
 }

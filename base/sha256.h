@@ -13,6 +13,8 @@ class Sha256 {
   ~Sha256();
   // Appends the length of `bytes` and then `bytes`, so that two different lists of parts never hash alike.
   Sha256& Add(std::string_view bytes);
+  // Appends `bytes` alone: of the parts of a file the digest is the file's, as any other program has it.
+  Sha256& Append(std::string_view bytes);
   // 64 lower-case hexadecimal digits. Ends the use of the object.
   std::string HexDigest();
 

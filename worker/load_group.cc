@@ -198,6 +198,11 @@ absl::StatusOr<Group> LoadGroup(const GroupOptions& options, const Log& log) {
     log("drafter: " + draft->Summary());
     group.model.drafter_revision = draft->revision();
     AddFingerprints("drafter", *draft, group);
+    if (options.drafter_digests) {
+      DFLASH_ASSIGN_OR_RETURN(const auto digests, draft->ReadDigests());
+      for (const auto& [name, digest] : digests)
+        group.fingerprints[absl::StrCat("whole drafter ", name)] = digest;
+    }
     group.model.drafter_config = draft_config->digest;
     group.contract = MakeFeatureContract(*draft_config, target, *draft);
     if (!options.defect.empty()) {

@@ -44,6 +44,7 @@ struct GroupOptions {
   bool adaptive_blocks = true;       // EngineOptions::adaptive_blocks
   int64_t max_verify_rows = 0;       // EngineOptions::max_verify_rows
   int64_t checkpoints = 0;           // of recurrent states, for the prefix cache; 0: there is none
+  bool drafter_digests = false;      // reads all of the drafter once more, for Group::fingerprints
   bool allow_unlisted_keys = false;  // of configuration files
   // Weights are made from this seed (docs/spec/random-weights.md): the folders hold configurations and no
   // weights, and may lack a tokenizer.
@@ -69,7 +70,8 @@ struct Group {
   GenerationConfig generation;
   FeatureContract contract;  // meaningful with a drafter
   ModelIdentity model;
-  // Of all stored tensors (Checkpoint::fingerprints), by "target NAME" and "drafter NAME".
+  // Of all stored tensors (Checkpoint::fingerprints), by "target NAME" and "drafter NAME"; where they are
+  // wanted, digests of the drafter's (Checkpoint::ReadDigests) by "whole drafter NAME".
   std::map<std::string, std::string> fingerprints;
   int64_t max_context_tokens = 0;
   bool adaptive_blocks = true;

@@ -531,6 +531,7 @@ absl::Status FinishRankFlags(Flags& flags) {
   channel.silence_limit = absl::Seconds(flags.silence_timeout_seconds);
   channel.plan_timeout = absl::Seconds(flags.rank_timeout_seconds);
   flags.membership.rank = static_cast<int>(flags.rank);
+  flags.group.drafter_digests = flags.rank == 0;
   flags.membership.collective_timeout = absl::Seconds(flags.rank_timeout_seconds);
   flags.group.draft_placement =
       flags.draft_placement == "sharded" ? DraftPlacement::kSharded : DraftPlacement::kRankZero;

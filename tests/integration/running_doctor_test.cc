@@ -2,6 +2,7 @@
 // worker (defective_worker: dflash-worker with everything that can be planted).
 #include <unistd.h>
 
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -61,8 +62,8 @@ v1::GenerateRequest Strict() {
   return request;
 }
 
-Diagnosis Examine(Server& server, const std::string& prompts) {
-  const Ran ran = server.Dflashctl({"doctor", "--golden", Golden(), "--admin-address", server.admin_address(),
+Diagnosis Examine(Server& server, const std::string& prompts, const std::string& golden = Golden()) {
+  const Ran ran = server.Dflashctl({"doctor", "--golden", golden, "--admin-address", server.admin_address(),
                                     "--max-prompts", prompts, "--json"});
   Diagnosis diagnosis = {.exit_code = ran.exit_code,
                          .report = Json::parse(ran.output, nullptr, /*allow_exceptions=*/false)};
@@ -162,8 +163,8 @@ TEST(RunningDoctorTest, RulesOfRequestsAreNoDefectAndHideNone) {
   EXPECT_EQ(Examine(broken, "10").Outcome("calibration"), "fail");
 }
 
-// A drafter with other weights than the bundle's: its layers are there, in another order.
-std::string OtherDrafter() {
+// A copy of the drafter with what `change` makes of the file of its weights.
+std::string ChangedDrafter(const std::function<void(std::string& bytes)>& change) {
   namespace fs = std::filesystem;
   const fs::path source = SourcePath("models/tiny-qwen3.6-dflash");
   const fs::path folder =
@@ -173,6 +174,13 @@ std::string OtherDrafter() {
   fs::copy_file(source / "config.json", folder / "config.json");
   std::ifstream file(source / "model.safetensors", std::ios::binary);
   std::string bytes{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  change(bytes);
+  std::ofstream(folder / "model.safetensors", std::ios::binary) << bytes;
+  return folder;
+}
+
+// Other weights than the bundle's: the layers are there, in another order.
+void SwapLayers(std::string& bytes) {
   for (const char* part : {"k_proj", "v_proj"}) {
     const std::string first = std::string("layers.0.self_attn.") + part,
                       second = std::string("layers.1.self_attn.") + part;
@@ -181,12 +189,41 @@ std::string OtherDrafter() {
          {std::pair(first, nowhere), std::pair(second, first), std::pair(nowhere, second)})
       bytes.replace(bytes.find(from), from.size(), to);
   }
-  std::ofstream(folder / "model.safetensors", std::ios::binary) << bytes;
+}
+
+// Row 20 of a matrix of layer 1, which no fingerprint samples, times 2 to the 20th.
+void PlantOutliers(std::string& bytes) {
+  uint64_t header_bytes = 0;
+  std::memcpy(&header_bytes, bytes.data(), sizeof(header_bytes));
+  const Json tensor =
+      Json::parse(bytes.substr(8, header_bytes))["layers.1.mlp.down_proj.weight"];
+  ASSERT_EQ(tensor["dtype"], "BF16");
+  const auto width = tensor["shape"][1].get<size_t>();
+  char* row = bytes.data() + 8 + header_bytes + tensor["data_offsets"][0].get<size_t>() + 20 * width * 2;
+  for (size_t i = 0; i < width; ++i) {
+    uint16_t element = 0;
+    std::memcpy(&element, row + 2 * i, sizeof(element));
+    if ((element & 0x7f80) != 0) element = static_cast<uint16_t>(element + (20 << 7));
+    std::memcpy(row + 2 * i, &element, sizeof(element));
+  }
+}
+
+// A copy of the golden bundle in which `change` got one of its files.
+std::string ChangedBundle(const std::string& name, const std::function<void(Json& json)>& change) {
+  namespace fs = std::filesystem;
+  const fs::path folder =
+      fs::path(::testing::TempDir()) / ("running_doctor_bundle." + std::to_string(getpid()));
+  fs::remove_all(folder);
+  fs::copy(Golden(), folder);
+  std::ifstream file(folder / name);
+  Json json = Json::parse(file);
+  change(json);
+  std::ofstream(folder / name) << json.dump();
   return folder;
 }
 
 TEST(RunningDoctorTest, OtherWeightsAreAModelProblem) {
-  const std::string drafter = OtherDrafter();
+  const std::string drafter = ChangedDrafter(SwapLayers);
   {
     Server server({"--draft-model", drafter});
     ASSERT_NE(server.channel(), nullptr);
@@ -204,6 +241,32 @@ TEST(RunningDoctorTest, OtherWeightsAreAModelProblem) {
     EXPECT_THAT(report["verdict"]["text"].get<std::string>(), HasSubstr("both are possible"));
   }
   std::filesystem::remove_all(drafter);
+}
+
+// As the doctor of the pair says: every byte of the drafter is compared. Where the bundle has fingerprints
+// alone, which do not sample it, it may be either.
+TEST(RunningDoctorTest, OutliersBetweenTheSamplesAreNotTheIntegrations) {
+  const std::string drafter = ChangedDrafter(PlantOutliers);
+  const std::string sampled = ChangedBundle("bundle.json", [](Json& bundle) {
+    bundle.erase("target_digests");
+    bundle.erase("drafter_digests");
+  });
+  {
+    Server server({"--draft-model", drafter});
+    ASSERT_NE(server.channel(), nullptr);
+    const Diagnosis diagnosis = Examine(server, "10");
+    EXPECT_EQ(diagnosis.exit_code, 5) << diagnosis.report.dump(1);
+    EXPECT_EQ(diagnosis.report["verdict"]["first_failure"], "revisions");
+    EXPECT_THAT(diagnosis.Text("revisions"),
+                HasSubstr("other weights than recorded: drafter layers.1.mlp.down_proj.weight"));
+    const Diagnosis of_samples = Examine(server, "10", sampled);
+    EXPECT_EQ(of_samples.exit_code, 6) << of_samples.report.dump(1);
+    EXPECT_EQ(of_samples.Outcome("revisions"), "pass");
+    EXPECT_THAT(of_samples.report["verdict"]["text"].get<std::string>(),
+                AllOf(HasSubstr("both are possible"), HasSubstr("only samples of the weights")));
+  }
+  std::filesystem::remove_all(drafter);
+  std::filesystem::remove_all(sampled);
 }
 
 // A running server as the reference of another one.
@@ -349,20 +412,6 @@ TEST(SelfTestAtStartTest, AFailedOneRefusesSpeculationAndSaysWhy) {
     EXPECT_EQ(diagnosis.Outcome(id), "pass") << diagnosis.Text(id);
 }
 
-// A bundle of another pair, changed from the golden one.
-std::string OtherBundle(const std::function<void(Json& prompts)>& change) {
-  namespace fs = std::filesystem;
-  const fs::path folder =
-      fs::path(::testing::TempDir()) / ("running_doctor_bundle." + std::to_string(getpid()));
-  fs::remove_all(folder);
-  fs::copy(Golden(), folder);
-  std::ifstream file(folder / "golden.json");
-  Json prompts = Json::parse(file);
-  change(prompts);
-  std::ofstream(folder / "golden.json") << prompts.dump();
-  return folder;
-}
-
 // One rule: a bundle that can be read and does not fit is a failed self-test, not the end of the start.
 TEST(SelfTestAtStartTest, ABundleThatDoesNotFitRefusesSpeculation) {
   const struct {
@@ -375,7 +424,7 @@ TEST(SelfTestAtStartTest, ABundleThatDoesNotFitRefusesSpeculation) {
                 },
                 "no prompt with acceptance_lengths"}};
   for (const auto& [change, words] : cases) {
-    const std::string bundle = OtherBundle(change);
+    const std::string bundle = ChangedBundle("golden.json", change);
     for (const bool warn : {false, true}) {
       std::vector<std::string> flags = {"--golden", bundle};
       if (warn) flags.insert(flags.end(), {"--self-test", "warn"});

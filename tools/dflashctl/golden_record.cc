@@ -20,9 +20,10 @@ grpc::Status AddFingerprints(const Connection& connection, const Endpoint& admin
   if (const grpc::Status status = GetDiagnosis(connection, admin, &diagnosis); !status.ok()) return status;
   for (const v1::GroupDiagnosis& group : diagnosis.groups()) {
     for (const auto& [name, fingerprint] : group.fingerprints()) {
-      const bool of_target = name.starts_with("target ");
-      auto& weights = of_target ? bundle->target_weights : bundle->drafter_weights;
-      const auto [entry, is_new] = weights.emplace(name.substr(name.find(' ') + 1), fingerprint);
+      auto& weights = name.starts_with("target ")    ? bundle->target_weights
+                      : name.starts_with("drafter ") ? bundle->drafter_weights
+                                                     : bundle->drafter_digests;
+      const auto [entry, is_new] = weights.emplace(name.substr(name.rfind(' ') + 1), fingerprint);
       if (!is_new && entry->second != fingerprint)
         return grpc::Status(grpc::StatusCode::FAILED_PRECONDITION,
                             absl::StrCat("groups have different weights: ", name));

@@ -72,6 +72,14 @@ class Examination {
   grpc::Status CheckContextUpdate();
   grpc::Status CheckPrefix();
   void CheckAcceptance();
+  // Where the server refuses to draft: what the target says to a few golden prompts.
+  grpc::Status ReadTexts(int64_t max_prompts);
+  // Report::target_text, of how many texts are others than recorded.
+  void JudgeTexts(int64_t texts, int64_t other);
+  DType activations() const { return ActivationsOf(model_.backend()); }
+  bool Fits(const GoldenPrompt& prompt) const {
+    return prompt.prompt_ids.size() + prompt.output_ids.size() <= model_.max_context_tokens();
+  }
   grpc::Status Generate(const v1::GenerateRequest& request, Generation* generation) {
     const grpc::Status status = connection_.Generate(request, absl::InfiniteDuration(), nullptr, generation);
     for (const v1::StepInfo& round : generation->rounds) own_rounds_ += round.drafted() > 0;
@@ -210,8 +218,39 @@ grpc::Status Examination::CheckPrompts() {
   return grpc::Status::OK;
 }
 
+bool SameText(const Generation& generation, const GoldenPrompt& golden) {
+  return std::equal(generation.token_ids.begin(), generation.token_ids.end(), golden.output_ids.begin(),
+                    golden.output_ids.end());
+}
+
+void Examination::JudgeTexts(int64_t texts, int64_t other) {
+  if (other == 0 && texts > 0) {
+    report_->target_text = doctor::TargetText::kRecorded;
+  } else if (other > 0 && activations() == DType::kF32) {
+    report_->target_text = doctor::TargetText::kOther;  // of 16-bit activations near ties are one
+  }
+}
+
+grpc::Status Examination::ReadTexts(int64_t max_prompts) {
+  constexpr int64_t kTexts = 4;
+  int64_t texts = 0, other = 0;
+  for (const GoldenPrompt& prompt : bundle_.prompts()) {
+    if (texts >= std::min(max_prompts, kTexts)) break;
+    if (!Fits(prompt)) continue;
+    Generation answer;
+    const grpc::Status status = Generate(
+        GreedyRequest(prompt.prompt_ids, static_cast<int64_t>(prompt.output_ids.size()), v1::SPECULATION_MODE_OFF),
+        &answer);
+    if (!status.ok()) return status;
+    ++texts;
+    other += !SameText(answer, prompt);
+  }
+  JudgeTexts(texts, other);
+  return grpc::Status::OK;
+}
+
 void Examination::CheckAcceptance() {
-  doctor::RecordedAcceptance recorded;
+  doctor::RecordedAcceptance recorded, of_same_text;
   BlockCuts cuts(model_.drafter().block_size());
   int64_t prompts_cut = 0;
   int64_t other_text = 0, miscounted = 0;
@@ -219,8 +258,8 @@ void Examination::CheckAcceptance() {
   for (size_t i = 0; i < alone_.size(); ++i) {
     const GoldenPrompt& golden = bundle_.prompts()[prompts_[i]];
     const Generation& generation = alone_[i];
-    other_text += !std::equal(generation.token_ids.begin(), generation.token_ids.end(),
-                              golden.output_ids.begin(), golden.output_ids.end());
+    const bool same_text = SameText(generation, golden);
+    other_text += !same_text;
     uint64_t of_rounds = 0, drafted = 0;
     for (const v1::StepInfo& round : generation.rounds) {
       of_rounds += round.accepted();
@@ -237,7 +276,13 @@ void Examination::CheckAcceptance() {
     }
     const auto count = static_cast<int64_t>(generation.rounds.size());
     recorded.Add(golden, count, static_cast<int64_t>(of_rounds) + count);
+    if (same_text) of_same_text.Add(golden, count, static_cast<int64_t>(of_rounds) + count);
   }
+  JudgeTexts(static_cast<int64_t>(alone_.size()), other_text);
+  const double limit = doctor::LargestAcceptanceLoss(activations());
+  // Near ties of 16-bit activations: what counts is whether drafts are missing where the text is as recorded.
+  if (other_text > 0 && activations() != DType::kF32 && of_same_text.loss() > limit)
+    report_->target_text = doctor::TargetText::kRecorded;
   const std::string texts =
       other_text == 0 ? std::string() : absl::StrCat("; ", other_text, " prompts have another text");
   report_->facts.emplace_back(
@@ -256,7 +301,7 @@ void Examination::CheckAcceptance() {
     return;
   }
   if (!report_->Judge(
-          "end-to-end", recorded.loss(), doctor::LargestAcceptanceLoss(ActivationsOf(model_.backend())),
+          "end-to-end", recorded.loss(), limit,
           "recorded acceptance per kind of text, relative loss",
           absl::StrCat("tokens per round: ", recorded.Describe(), texts, left_out),
           "not visible from outside: run dflashctl doctor --model DIR --draft-model DIR on the server's "
@@ -366,8 +411,7 @@ grpc::Status Examination::CheckText(int64_t max_prompts) {
   for (size_t i = 0; i < bundle_.prompts().size() && static_cast<int64_t>(prompts_.size()) < max_prompts;
        ++i) {
     const GoldenPrompt& prompt = bundle_.prompts()[i];
-    const bool fits = prompt.prompt_ids.size() + prompt.output_ids.size() <= model_.max_context_tokens();
-    if (fits) {
+    if (Fits(prompt)) {
       prompts_.push_back(i);
     } else {
       ++too_long;
@@ -452,9 +496,8 @@ grpc::Status Examination::Run(int64_t max_prompts) {
     if (const grpc::Status status = GetDiagnosis(connection_, *admin_, &before); !status.ok()) return status;
   }
   if (const grpc::Status status = CheckPrompts(); !status.ok()) return status;
-  if (model_.has_drafter()) {
-    if (const grpc::Status status = CheckText(max_prompts); !status.ok()) return status;
-  }
+  const grpc::Status texts = model_.has_drafter() ? CheckText(max_prompts) : ReadTexts(max_prompts);
+  if (!texts.ok()) return texts;
   if (admin_ != nullptr) {
     if (const grpc::Status status = AwaitDiagnosis(before, &after); !status.ok()) return status;
     ExamineDiagnosis(before, after, own_rounds_, bundle_, report_);
@@ -507,13 +550,17 @@ doctor::Finding* FailAnyway(Report* report, const char* id, const std::string& d
 // One group that has other weights than recorded is enough.
 void CheckRevisions(const v1::GroupDiagnosis& group, const GoldenBundle& bundle, Report* report) {
   if (report->Of("revisions").outcome == doctor::Outcome::kFail) return;
-  std::map<std::string, std::string> target, drafter;
-  for (const auto& [name, fingerprint] : group.fingerprints()) {
-    if (name.starts_with("target ")) target[name.substr(7)] = fingerprint;
-    if (name.starts_with("drafter ")) drafter[name.substr(8)] = fingerprint;
+  doctor::TensorDigests target, drafter;
+  for (const auto& [name, digest] : group.fingerprints()) {
+    for (const auto& [prefix, map] :
+         {std::pair("target ", &target.samples), std::pair("drafter ", &drafter.samples),
+          std::pair("whole drafter ", &drafter.whole)}) {
+      if (name.starts_with(prefix)) map->emplace(name.substr(std::string_view(prefix).size()), digest);
+    }
   }
-  JudgeRevisions(doctor::CompareWeights(target, bundle.target_weights()),
-                 doctor::CompareWeights(drafter, bundle.drafter_weights()), report);
+  JudgeRevisions(doctor::CompareWeights(target, {bundle.target_weights(), bundle.target_digests()}),
+                 doctor::CompareWeights(drafter, {bundle.drafter_weights(), bundle.drafter_digests()}),
+                 report);
 }
 
 // How often the server's counters contradict each other.

@@ -163,12 +163,18 @@ absl::Status Examination::CheckWeights() {
   Log("reading all weights");
   const std::pair<const char*, const Checkpoint*> models[] = {{"target", &*target_}, {"drafter", &*drafter_}};
   report.Pass("weights", 0, 0, "finite numbers", "every element of every tensor");
-  for (const auto& [whose, checkpoint] : models) {
-    DFLASH_ASSIGN_OR_RETURN(const std::string found, FindNoNumbers(*checkpoint));
-    if (found.empty()) continue;
-    report.Fail("weights", absl::StrCat(whose, " ", found),
-                absl::StrCat("weights of the ", whose, " are no numbers: ", found), Blame::kModel);
-    break;
+  TensorDigests own[2], recorded[2];
+  if (bundle_) {
+    recorded[0] = {.samples = bundle_->target_weights(), .whole = bundle_->target_digests()};
+    recorded[1] = {.samples = bundle_->drafter_weights(), .whole = bundle_->drafter_digests()};
+  }
+  for (size_t i = 0; i < 2; ++i) {
+    const auto& [whose, checkpoint] = models[i];
+    DFLASH_ASSIGN_OR_RETURN(WeightsScan scan, ScanWeights(*checkpoint, !recorded[i].whole.empty()));
+    own[i] = {.samples = checkpoint->fingerprints(), .whole = std::move(scan.digests)};
+    if (scan.no_numbers.empty() || report.Of("weights").outcome == Outcome::kFail) continue;
+    report.Fail("weights", absl::StrCat(whose, " ", scan.no_numbers),
+                absl::StrCat("weights of the ", whose, " are no numbers: ", scan.no_numbers), Blame::kModel);
   }
   if (!bundle_) {
     report.NotChecked("revisions", "needs a golden bundle");
@@ -180,20 +186,19 @@ absl::Status Examination::CheckWeights() {
         absl::StrCat(bundle_->folder(), "/bundle.json: contract: mask_token_id: token id ", mask,
                      ", but the target's vocabulary has ", target_config_->vocab_size));
   }
-  WeightsComparison comparisons[2];
-  const std::map<std::string, std::string>* const recorded[] = {&bundle_->target_weights(),
-                                                                &bundle_->drafter_weights()};
   for (size_t i = 0; i < 2; ++i) {
-    const std::map<std::string, std::string>& own = models[i].second->fingerprints();
-    for (const auto& [name, fingerprint] : *recorded[i]) {
-      if (own.contains(name)) continue;
-      return absl::InvalidArgumentError(absl::StrCat(bundle_->folder(), "/bundle.json: ", models[i].first,
-                                                     "_weights: ", name.substr(0, 128), ": the ",
-                                                     models[i].first, " has no such tensor"));
+    const auto& [whose, checkpoint] = models[i];
+    for (const auto& [digests, key] : {std::pair(&recorded[i].samples, "_weights: "),
+                                       std::pair(&recorded[i].whole, "_digests: ")}) {
+      for (const auto& [name, digest] : *digests) {
+        if (checkpoint->Find(name) != nullptr) continue;
+        return absl::InvalidArgumentError(absl::StrCat(bundle_->folder(), "/bundle.json: ", whose, key,
+                                                       name.substr(0, 128), ": the ", whose,
+                                                       " has no such tensor"));
+      }
     }
-    comparisons[i] = CompareWeights(own, *recorded[i]);
   }
-  JudgeRevisions(comparisons[0], comparisons[1], &report);
+  JudgeRevisions(CompareWeights(own[0], recorded[0]), CompareWeights(own[1], recorded[1]), &report);
   subject_.target_recorded = report.target_weights != Weights::kOther;
   subject_.drafter_recorded = report.drafter_weights != Weights::kOther;
   return absl::OkStatus();
@@ -343,8 +348,8 @@ absl::Status Examination::Run() {
   }
   subject_.report = &report;
   report.what_tells =
-      "a golden bundle of another implementation with fingerprints of every tensor, recorded acceptance and "
-      "tensors (docs/golden-bundle.md)";
+      "a golden bundle of another implementation with fingerprints and digests of every tensor, recorded "
+      "acceptance and tensors (docs/golden-bundle.md)";
   DFLASH_RETURN_IF_ERROR(OpenBundle());
   if (bundle_) subject_.bundle = &*bundle_;
   DFLASH_RETURN_IF_ERROR(OpenPair());

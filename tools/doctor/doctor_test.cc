@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "base/dtype.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -247,7 +248,7 @@ std::string CopyBundle(const Folder& folder, const std::function<void(Json& bund
   return folder.path();
 }
 
-enum class Bundle { kWhole, kWithoutFingerprints, kNone };
+enum class Bundle { kWhole, kWithoutDigests, kWithoutFingerprints, kNone };
 
 // The verdict on a pair; no interface may be blamed.
 Report Judged(const std::string& drafter, const std::string& target, Bundle with, VerdictKind kind,
@@ -259,10 +260,11 @@ Report Judged(const std::string& drafter, const std::string& target, Bundle with
   options.max_prompts = 5;
   const Folder folder("doctor_bundle");
   if (with == Bundle::kNone) options.golden.clear();
-  if (with == Bundle::kWithoutFingerprints) {
-    options.golden = CopyBundle(folder, [](Json& bundle, Json&) {
-      bundle.erase("target_weights");
-      bundle.erase("drafter_weights");
+  if (with == Bundle::kWithoutDigests || with == Bundle::kWithoutFingerprints) {
+    options.golden = CopyBundle(folder, [&](Json& bundle, Json&) {
+      for (const char* key : {"target_digests", "drafter_digests"}) bundle.erase(key);
+      if (with == Bundle::kWithoutDigests) return;
+      for (const char* key : {"target_weights", "drafter_weights"}) bundle.erase(key);
     });
   }
   absl::StatusOr<Report> report = RunDoctor(options);
@@ -527,6 +529,49 @@ TEST(BadDrafterTest, OutliersHideNoDefect) {
   }
 }
 
+// Weights that were changed where no fingerprint samples them are the model's where digests of all bytes were
+// recorded. Where they were not, the target's may be the integration as well; a drafter's are known by its
+// interfaces.
+TEST(BadTargetTest, OutliersBetweenTheSamplesAreNotTheIntegrations) {
+  constexpr int64_t kWidth = 256;
+  const auto scale = [](bf16* elements, int64_t count, float factor) {
+    for (int64_t i = 0; i < count; ++i) elements[i] = bf16(static_cast<float>(elements[i]) * factor);
+  };
+  const struct {
+    const char* tensor;
+    std::function<void(bf16* elements)> change;
+    std::vector<std::string> failing;  // of samples alone
+  } cases[] = {
+      {"lm_head.weight", [&](bf16* elements) { scale(elements + 100 * kWidth, kWidth, 1e6f); },
+       {"target", "calibration", "draft-logits", "end-to-end"}},
+      {"layers.2.mlp.down_proj.weight", [&](bf16* elements) { scale(elements + 20 * 512, 512, 1e8f); },
+       {"target", "calibration", "draft-logits", "end-to-end"}},
+      // A token that the prompts with tensors do not have.
+      {"embed_tokens.weight",
+       [&](bf16* elements) { std::copy_n(elements + 800 * kWidth, kWidth, elements + 290 * kWidth); },
+       {"calibration", "end-to-end"}}};
+  for (const auto& [tensor, change, failing] : cases) {
+    SCOPED_TRACE(tensor);
+    const Folder folder("doctor_unsampled_target");
+    WriteTarget(folder.path(), tensor, [&, &change = change](bf16* elements, int64_t) { change(elements); });
+    const Report sampled = Judged("", folder.path(), Bundle::kWithoutDigests, VerdictKind::kEither);
+    EXPECT_EQ(sampled.ExitCode(), 6);
+    EXPECT_EQ(sampled.Of("revisions").outcome, Outcome::kPass);
+    EXPECT_EQ(Ids(sampled, Outcome::kFail), failing);
+    EXPECT_THAT(sampled.verdict().text, HasSubstr("changed where no fingerprint samples them"));
+    ExpectModelProblem("", folder.path(), absl::StrCat("target ", tensor, " (1 of 109 tensors)"));
+  }
+  const Folder folder("doctor_unsampled_drafter");
+  WriteDrafter(folder.path(), [](const StoredTensor& tensor, bf16* values, int64_t count) {
+    Plant({{"layers.1.mlp.down_proj.weight", 1e6f, {20, 30}, {}}}, tensor, values, count);
+  });
+  const Report sampled = Judged(folder.path(), "", Bundle::kWithoutDigests, VerdictKind::kModel);
+  EXPECT_EQ(sampled.Of("revisions").outcome, Outcome::kPass);
+  EXPECT_THAT(sampled.Of("end-to-end").cause,
+              HasSubstr("accepts less than recorded: weights that were changed where no fingerprint samples"));
+  ExpectModelProblem(folder.path(), "", "drafter layers.1.mlp.down_proj.weight (1 of 47 tensors)");
+}
+
 // A changed token shows nothing where the target reads the same of it: another one is taken, or none.
 TEST(BadTargetTest, TokensWithOneEmbeddingAreNoMisalignment) {
   for (const bool all : {false, true}) {
@@ -689,6 +734,8 @@ TEST(BadBundleTest, IsAnErrorThatNamesTheFile) {
       HasSubstr("bundle.json: contract: mask_token_id: token id 99999, but the target's vocabulary has"));
   EXPECT_THAT(error([](Json& bundle, Json&) { bundle["drafter_weights"]["no.such.weight"] = "00"; }),
               HasSubstr("bundle.json: drafter_weights: no.such.weight: the drafter has no such tensor"));
+  EXPECT_THAT(error([](Json& bundle, Json&) { bundle["target_digests"]["no.such.weight"] = "00"; }),
+              HasSubstr("bundle.json: target_digests: no.such.weight: the target has no such tensor"));
 }
 
 TEST(BadFilesTest, AnEditedConfigurationFailsAtConfigReading) {

@@ -51,6 +51,8 @@ absl::Status RecordBundle(const DoctorOptions& options, const std::string& folde
   bundle.contract = ContractOf(draft_config);
   bundle.target_weights = target.fingerprints();
   bundle.drafter_weights = drafter.fingerprints();
+  DFLASH_ASSIGN_OR_RETURN(bundle.target_digests, target.ReadDigests());
+  DFLASH_ASSIGN_OR_RETURN(bundle.drafter_digests, drafter.ReadDigests());
   DoctorOptions one = options;
   one.ranks = 1;
   DFLASH_ASSIGN_OR_RETURN(one.max_context_tokens, ContextTokens(options, target_config));

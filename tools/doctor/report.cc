@@ -354,7 +354,9 @@ void Report::Settle() {
   const bool agree = EveryInterfaceAgrees();
   const Outcome acceptance = Of("end-to-end").outcome;
   constexpr char kUnchecked[] = "not every interface was checked";
-  bool target_broken = false, follows = false;  // something above that failed
+  constexpr char kUnsampled[] = "weights that were changed where no fingerprint samples them";
+  bool target_broken = target_text == TargetText::kOther;
+  bool follows = false;  // something above that failed
   for (Finding& finding : findings_) {
     follows |= finding.outcome == Outcome::kFail && finding.blame == Blame::kIntegration;
     if (finding.outcome != Outcome::kFail || finding.blame != Blame::kUnsettled) continue;
@@ -368,8 +370,10 @@ void Report::Settle() {
     };
     const bool other =
         target_weights == Weights::kOther || (!of_target && drafter_weights == Weights::kOther);
-    const bool recorded =
-        target_weights == Weights::kRecorded && (of_target || drafter_weights == Weights::kRecorded);
+    const bool compared =
+        target_weights != Weights::kUnknown && (of_target || drafter_weights != Weights::kUnknown);
+    const bool same_drafter = drafter_weights == Weights::kRecorded;
+    const bool same_target = target_weights == Weights::kRecorded || target_text == TargetText::kRecorded;
     if (follows) {
       finding.blame = Blame::kIntegration;
       finding.cause = "the first failure above";
@@ -379,19 +383,37 @@ void Report::Settle() {
           "weights that are not the recorded ones (random, of another revision, trained for another target "
           "or for other text): " +
           finding.detail;
-    } else if (!recorded) {
+    } else if (!compared) {
       either(absl::StrCat(agree ? "every interface agrees, which speaks for the weights" : kUnchecked,
                           "; the weights could not be compared with recorded ones"));
     } else if (of_target || target_broken) {
-      finding.blame = Blame::kIntegration;
-      target_broken |= of_target;
+      target_broken = true;
+      if (target_weights == Weights::kRecorded) {
+        finding.blame = Blame::kIntegration;
+      } else if (of_target) {
+        either("only samples of the target's weights were compared");
+      } else {
+        either(absl::StrCat("the target itself computes something else than recorded: its configuration or "
+                            "arithmetic, or ",
+                            kUnsampled));
+      }
     } else if (agree) {
       finding.blame = Blame::kModel;
-      finding.cause =
-          "every interface agrees with its oracle, so it is the drafter: its training, this kind of text, or "
-          "weights that were changed where no fingerprint samples them";
-    } else if (acceptance == Outcome::kFail) {
+      const bool sampled = target_weights == Weights::kSampled || drafter_weights == Weights::kSampled;
+      if (id == "end-to-end") {
+        finding.cause = absl::StrCat(
+            "every interface agrees with its oracle, yet the pair accepts less than recorded: ",
+            sampled ? absl::StrCat(kUnsampled, ", or ") : std::string(),
+            "what was recorded is the acceptance of another pair, or of other blocks");
+      } else {
+        finding.cause = absl::StrCat(
+            "every interface agrees with its oracle, so it is the drafter: its training, this kind of text",
+            sampled ? absl::StrCat(", or ", kUnsampled) : std::string());
+      }
+    } else if (acceptance == Outcome::kFail && same_target && same_drafter) {
       finding.blame = Blame::kIntegration;
+    } else if (acceptance == Outcome::kFail) {
+      either(absl::StrCat(kUnchecked, ", and only samples of the weights were compared"));
     } else if (acceptance == Outcome::kPass && !recorded_numbers) {
       finding.blame = Blame::kModel;
       finding.cause =
@@ -488,10 +510,13 @@ const Verdict Report::verdict() const {
     verdict.text = absl::StrCat(
         "\"", first_either->interface->title, "\" (", first_either->interface->id,
         ") fails, and both are possible: ",
-        target_weights == Weights::kRecorded && drafter_weights == Weights::kRecorded
-            ? "a bad drafter (its training, weights that were changed where no fingerprint samples them)"
-            : "other weights than those that were recorded (random, another revision, trained for another "
-              "target)",
+        target_weights == Weights::kUnknown || drafter_weights == Weights::kUnknown
+            ? "other weights than those that were recorded (random, another revision, trained for another "
+              "target)"
+        : target_weights == Weights::kRecorded && drafter_weights == Weights::kRecorded
+            ? "a bad drafter (its training)"
+            : "a bad model (the drafter's training, weights of either that were changed where no fingerprint "
+              "samples them)",
         ", or a broken integration: ", first_either->cause, ". What tells: ", what_tells, ".");
   } else if (unchecked > 0) {
     verdict.kind = VerdictKind::kIncomplete;

@@ -39,7 +39,19 @@ enum class Blame : uint8_t {
 };
 
 // The weights of a model beside those of the bundle.
-enum class Weights : uint8_t { kUnknown, kRecorded, kOther };
+enum class Weights : uint8_t {
+  kUnknown,
+  kSampled,   // what fingerprints sample of every tensor is as recorded: a change between samples hides there
+  kRecorded,  // every byte is
+  kOther
+};
+
+// What the target says to the golden prompts.
+enum class TargetText : uint8_t {
+  kUnknown,
+  kRecorded,  // what was recorded, where tokens per round are counted
+  kOther      // something else, which nothing but another target explains: float32
+};
 
 // An interface, whatever was found there.
 struct Interface {
@@ -110,10 +122,16 @@ class Report {
   //   an interface above it failed                   integration: this follows from it
   //   other weights than recorded                    model
   //   weights not compared, or not all               either
-  //   "target", or behind it, recorded weights       integration: configuration or arithmetic of the target
+  //   "target", or behind it; or another text of
+  //   the target. Of its weights
+  //     every byte is the recorded one               integration: configuration or arithmetic of the target
+  //     samples are                                  either: or weights that nobody sampled
   //   every interface agrees                         model: the drafter, the text, weights nobody sampled
   //   not all were checked; tokens per round are
-  //     fewer than recorded                          integration: the same weights did better
+  //     fewer than recorded, with every byte of
+  //       the drafter, and every byte or the text
+  //       of the target as recorded                  integration: the same weights did better
+  //     fewer than recorded otherwise                either
   //     as recorded                                  model: the recorded pair drafts as badly. But numbers
   //                                                  that were recorded, and are others: either
   //     not recorded                                 either
@@ -134,8 +152,9 @@ class Report {
   std::string what_tells =
       "a golden bundle with fingerprints (docs/golden-bundle.md), of a running server with --admin-address; "
       "and the doctor of the pair, --model DIR --draft-model DIR";
-  // As far as fingerprints tell (revisions.h).
+  // As far as fingerprints and digests tell (revisions.h).
   Weights target_weights = Weights::kUnknown, drafter_weights = Weights::kUnknown;
+  TargetText target_text = TargetText::kUnknown;
 
   std::string ToText(bool colours) const;
   std::string ToJson() const;

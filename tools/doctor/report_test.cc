@@ -39,8 +39,8 @@ TEST(BlameTest, WithOtherWeightsItIsTheModel) {
   for (const char* id : kByWeights) {
     SCOPED_TRACE(id);
     Report report = Agreeing();
-    JudgeRevisions(CompareWeights({{"norm.weight", "a"}}, {{"norm.weight", "b"}}),
-                   CompareWeights({{"fc.weight", "a"}}, {{"fc.weight", "a"}}), &report);
+    JudgeRevisions(CompareWeights({{{"norm.weight", "a"}}, {}}, {{{"norm.weight", "b"}}, {}}),
+                   CompareWeights({{{"fc.weight", "a"}}, {}}, {{{"fc.weight", "a"}}, {}}), &report);
     report.Fail(id, "seen", "cause", Blame::kUnsettled);
     ExpectVerdict(report, VerdictKind::kModel, 5, "revisions");
     EXPECT_EQ(report.Of(id).blame, Blame::kModel);
@@ -102,8 +102,57 @@ TEST(BlameTest, WithInterfacesThatNobodySawAcceptanceTells) {
     ExpectVerdict(report, kind, exit_code, id);
     EXPECT_THAT(report.verdict().text, HasSubstr(words));
     if (kind == VerdictKind::kEither) {
-      EXPECT_THAT(report.verdict().text, AllOf(HasSubstr("a bad drafter"), Not(HasSubstr("other weights"))));
+      EXPECT_THAT(report.verdict().text, AllOf(HasSubstr("a bad drafter"), Not(HasSubstr("other weights")), Not(HasSubstr("samples"))));
     }
+  }
+}
+
+// Of weights that were compared by samples alone nothing may hang on their being the recorded ones.
+TEST(BlameTest, SampledWeightsMayHaveBeenChangedBetweenTheSamples) {
+  const struct {
+    Weights target, drafter;
+    TargetText text;
+    bool all_checked;
+    const char* id;
+    VerdictKind kind;
+    const char* words;
+  } cases[] = {
+      {Weights::kSampled, Weights::kSampled, TargetText::kRecorded, true, "target", VerdictKind::kEither,
+       "only samples of the target's weights"},
+      {Weights::kSampled, Weights::kSampled, TargetText::kRecorded, true, "end-to-end", VerdictKind::kModel,
+       "accepts less than recorded: weights that were changed where no fingerprint samples them"},
+      {Weights::kSampled, Weights::kSampled, TargetText::kRecorded, true, "calibration", VerdictKind::kModel,
+       "weights that were changed where no fingerprint samples them"},
+      {Weights::kRecorded, Weights::kRecorded, TargetText::kRecorded, true, "end-to-end", VerdictKind::kModel,
+       "accepts less than recorded: what was recorded is the acceptance of another pair"},
+      {Weights::kSampled, Weights::kRecorded, TargetText::kOther, true, "end-to-end", VerdictKind::kEither,
+       "the target itself computes something else"},
+      {Weights::kSampled, Weights::kRecorded, TargetText::kOther, true, "calibration", VerdictKind::kEither,
+       "the target itself computes something else"},
+      {Weights::kRecorded, Weights::kRecorded, TargetText::kOther, true, "end-to-end",
+       VerdictKind::kIntegration, "broken at"},
+      {Weights::kSampled, Weights::kSampled, TargetText::kRecorded, false, "end-to-end", VerdictKind::kEither,
+       "only samples of the weights"},
+      {Weights::kSampled, Weights::kRecorded, TargetText::kUnknown, false, "end-to-end", VerdictKind::kEither,
+       "only samples of the weights"},
+      {Weights::kSampled, Weights::kRecorded, TargetText::kRecorded, false, "end-to-end",
+       VerdictKind::kIntegration, "broken at"},
+      {Weights::kSampled, Weights::kSampled, TargetText::kUnknown, false, "calibration", VerdictKind::kModel,
+       "draft as they did when they were recorded"}};
+  for (const auto& [target, drafter, text, all_checked, id, kind, words] : cases) {
+    SCOPED_TRACE(testing::Message() << id << int(target) << int(drafter) << int(text) << all_checked);
+    Report report = Agreeing();
+    report.target_weights = target;
+    report.drafter_weights = drafter;
+    report.target_text = text;
+    if (!all_checked) report.NotChecked("masks", "not visible from outside");
+    report.Fail(id, "seen", "cause", Blame::kUnsettled);
+    ExpectVerdict(report, kind,
+                  kind == VerdictKind::kModel    ? 5
+                  : kind == VerdictKind::kEither ? 6
+                                                 : 1,
+                  id);
+    EXPECT_THAT(report.verdict().text, HasSubstr(words));
   }
 }
 
@@ -222,8 +271,8 @@ TEST(BlameTest, WithoutFingerprintsBothArePossible) {
   for (const char* id : kByWeights) {
     SCOPED_TRACE(id);
     Report report = Agreeing();
-    JudgeRevisions(CompareWeights({{"norm.weight", "a"}}, {}), CompareWeights({{"fc.weight", "a"}}, {}),
-                   &report);
+    JudgeRevisions(CompareWeights({{{"norm.weight", "a"}}, {}}, {}),
+                   CompareWeights({{{"fc.weight", "a"}}, {}}, {}), &report);
     EXPECT_EQ(report.Of("revisions").outcome, Outcome::kNotChecked);
     report.Fail(id, "seen", "cause", Blame::kUnsettled);
     ExpectVerdict(report, VerdictKind::kEither, 6, id);
@@ -233,12 +282,31 @@ TEST(BlameTest, WithoutFingerprintsBothArePossible) {
 }
 
 TEST(RevisionsTest, EveryTensorCounts) {
-  const WeightsComparison some = CompareWeights({{"a", "1"}, {"b", "2"}}, {{"a", "1"}});
+  const auto compare = [](const std::map<std::string, std::string>& own,
+                          const std::map<std::string, std::string>& recorded) {
+    return CompareWeights({.samples = own, .whole = {}}, {.samples = recorded, .whole = {}});
+  };
+  const WeightsComparison some = compare({{"a", "1"}, {"b", "2"}}, {{"a", "1"}});
   EXPECT_EQ(some.outcome(), Weights::kUnknown);
   EXPECT_EQ(some.uncompared, 1);
-  EXPECT_EQ(CompareWeights({{"a", "1"}, {"b", "2"}}, {{"a", "2"}}).outcome(), Weights::kOther);
-  EXPECT_EQ(CompareWeights({{"a", "1"}, {"b", "2"}}, {{"a", "1"}, {"b", "2"}}).outcome(), Weights::kRecorded);
-  EXPECT_EQ(CompareWeights({}, {}).outcome(), Weights::kUnknown);
+  EXPECT_EQ(compare({{"a", "1"}, {"b", "2"}}, {{"a", "2"}}).outcome(), Weights::kOther);
+  EXPECT_EQ(compare({{"a", "1"}, {"b", "2"}}, {{"a", "1"}, {"b", "2"}}).outcome(), Weights::kSampled);
+  EXPECT_EQ(compare({}, {}).outcome(), Weights::kUnknown);
+}
+
+// What samples leave out, digests of all bytes do not; those of some tensors make the rest no more than sampled.
+TEST(RevisionsTest, EveryByteCountsWhereItWasRecorded) {
+  const std::map<std::string, std::string> samples = {{"a", "1"}, {"b", "2"}}, whole = {{"a", "3"}, {"b", "4"}};
+  const auto outcome = [&](const TensorDigests& own, const TensorDigests& recorded) {
+    return CompareWeights(own, recorded).outcome();
+  };
+  EXPECT_EQ(outcome({samples, whole}, {samples, whole}), Weights::kRecorded);
+  EXPECT_EQ(outcome({samples, {{"a", "3"}, {"b", "5"}}}, {samples, whole}), Weights::kOther);
+  EXPECT_EQ(outcome({samples, {}}, {samples, whole}), Weights::kSampled);
+  EXPECT_EQ(outcome({samples, whole}, {samples, {}}), Weights::kSampled);
+  EXPECT_EQ(outcome({samples, whole}, {samples, {{"a", "3"}}}), Weights::kSampled);
+  EXPECT_EQ(outcome({samples, whole}, {{}, whole}), Weights::kRecorded);
+  EXPECT_EQ(outcome({samples, whole}, {{}, {{"a", "3"}}}), Weights::kUnknown);
 }
 
 TEST(BlameTest, FilesThatAreNoneAreBadInput) {

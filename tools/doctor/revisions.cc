@@ -1,6 +1,8 @@
 #include "tools/doctor/revisions.h"
 
 #include <algorithm>
+#include <optional>
+#include <set>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -24,22 +26,32 @@ std::string Different(const char* whose, const WeightsComparison& weights) {
 
 Weights WeightsComparison::outcome() const {
   if (!different.empty()) return Weights::kOther;
-  return compared > 0 && uncompared == 0 ? Weights::kRecorded : Weights::kUnknown;
+  if (compared == 0 || uncompared > 0) return Weights::kUnknown;
+  return whole == compared ? Weights::kRecorded : Weights::kSampled;
 }
 
-WeightsComparison CompareWeights(const std::map<std::string, std::string>& own,
-                                 const std::map<std::string, std::string>& recorded) {
-  WeightsComparison comparison;
-  for (const auto& [name, fingerprint] : own) {
-    const auto found = recorded.find(name);
-    if (found == recorded.end()) {
-      ++comparison.uncompared;
-      continue;
+WeightsComparison CompareWeights(const TensorDigests& own, const TensorDigests& recorded) {
+  std::set<std::string> names;
+  for (const TensorDigests* side : {&own, &recorded}) {
+    for (const auto* map : {&side->samples, &side->whole}) {
+      for (const auto& [name, digest] : *map) names.insert(name);
     }
-    ++comparison.compared;
-    if (found->second != fingerprint) comparison.different.push_back(name);
   }
-  for (const auto& [name, fingerprint] : recorded) comparison.uncompared += !own.contains(name);
+  WeightsComparison comparison;
+  for (const std::string& name : names) {
+    const auto compare = [&](const std::map<std::string, std::string>& a,
+                             const std::map<std::string, std::string>& b) -> std::optional<bool> {
+      const auto in_a = a.find(name), in_b = b.find(name);
+      if (in_a == a.end() || in_b == b.end()) return std::nullopt;
+      return in_a->second == in_b->second;
+    };
+    const std::optional<bool> samples = compare(own.samples, recorded.samples);
+    const std::optional<bool> whole = compare(own.whole, recorded.whole);
+    comparison.compared += samples || whole;
+    comparison.whole += whole.has_value();
+    comparison.uncompared += !samples && !whole;
+    if (!samples.value_or(true) || !whole.value_or(true)) comparison.different.push_back(name);
+  }
   return comparison;
 }
 
@@ -49,10 +61,17 @@ void JudgeRevisions(const WeightsComparison& target, const WeightsComparison& dr
   const bool other_target = report->target_weights == Weights::kOther;
   const bool other_drafter = report->drafter_weights == Weights::kOther;
   const std::string compared =
-      absl::StrCat("fingerprints of ", target.compared + drafter.compared, " tensors in the bundle");
+      absl::StrCat("fingerprints of ", target.compared + drafter.compared, " tensors in the bundle, digests of ",
+                   target.whole + drafter.whole);
   if (!other_target && !other_drafter) {
-    if (report->target_weights == Weights::kRecorded && report->drafter_weights == Weights::kRecorded) {
-      report->Pass("revisions", 0, 0, compared, "the weights are the recorded ones");
+    if (report->target_weights != Weights::kUnknown && report->drafter_weights != Weights::kUnknown) {
+      const auto how_far = [](Weights weights) {
+        return weights == Weights::kRecorded ? "every byte" : "what fingerprints sample of every tensor";
+      };
+      report->Pass("revisions", 0, 0, compared,
+                   absl::StrCat("the weights are the recorded ones: of the target ",
+                                how_far(report->target_weights), ", of the drafter ",
+                                how_far(report->drafter_weights)));
     } else {
       report->NotChecked(
           "revisions",

@@ -304,10 +304,12 @@ absl::Status CheckTarget(const Subject& subject, const Sequences& sequences) {
           "target", distance.worst, subject.gates.golden, BundlePrompts(sequences),
           distance.where.empty() ? "every hidden state and the logits of the last position agree"
                                  : distance.where,
-          report.target_weights == Weights::kRecorded
-              ? "config.json of the target (rope_theta, rms_norm_eps, ...), its layers' arithmetic or "
-                "precision, or weights that were changed where no fingerprint samples them"
-              : "config.json of the target, its layers' arithmetic or precision, or other weights")) {
+          absl::StrCat("config.json of the target (rope_theta, rms_norm_eps, ...), its layers' arithmetic or "
+                       "precision",
+                       report.target_weights == Weights::kRecorded ? ""
+                       : report.target_weights == Weights::kSampled
+                           ? ", or weights that were changed where no fingerprint samples them"
+                           : ", or other weights"))) {
     report.Of("target").blame = Blame::kUnsettled;
   }
   return absl::OkStatus();

@@ -1,20 +1,15 @@
 #include "tools/doctor/weights_scan.h"
 
-#include <algorithm>
-#include <atomic>
 #include <cstdint>
 #include <cstring>
-#include <thread>
-#include <vector>
+#include <string_view>
 
 #include "absl/strings/str_cat.h"
-#include "base/host_limits.h"
+#include "base/sha256.h"
 #include "base/status.h"
 
 namespace dflash::doctor {
 namespace {
-
-constexpr int64_t kBlockBytes = int64_t{8} << 20;
 
 // Exponents of all ones: infinities and NaNs.
 bool IsNoNumber(const char* element, DType dtype) {
@@ -28,45 +23,39 @@ bool IsNoNumber(const char* element, DType dtype) {
   return (bits & 0x7f800000) == 0x7f800000;
 }
 
-absl::StatusOr<std::string> Scan(const Checkpoint& checkpoint, const TensorInfo& tensor) {
-  const auto size = static_cast<int64_t>(SizeOf(tensor.dtype));
-  const int64_t rows = std::max<int64_t>(1, kBlockBytes / (tensor.cols() * size));
-  std::vector<char> bytes;
-  int64_t bad = 0, first_bad = 0;
-  for (int64_t first = 0; first < tensor.rows(); first += rows) {
-    const int64_t count = std::min(rows, tensor.rows() - first);
-    bytes.resize(static_cast<size_t>(count * tensor.cols() * size));
-    DFLASH_RETURN_IF_ERROR(checkpoint.ReadInto(tensor, tensor.Rows(first, count), bytes.data(),
-                                               static_cast<int64_t>(bytes.size())));
-    for (int64_t i = 0; i < count * tensor.cols(); ++i) {
-      if (!IsNoNumber(bytes.data() + i * size, tensor.dtype)) continue;
-      if (bad++ == 0) first_bad = first * tensor.cols() + i;
-    }
-  }
-  if (bad == 0) return std::string();
-  return absl::StrCat(tensor.name, ": ", bad, " of ", tensor.rows() * tensor.cols(),
-                      " elements are no finite numbers, the first in row ", first_bad / tensor.cols(),
-                      ", column ", first_bad % tensor.cols());
-}
+// Of one tensor.
+struct Seen {
+  Sha256 hash;
+  int64_t bad = 0, first_bad = 0;  // elements
+};
 
 }  // namespace
 
-absl::StatusOr<std::string> FindNoNumbers(const Checkpoint& checkpoint) {
-  std::vector<const TensorInfo*> tensors;
-  for (const auto& [name, tensor] : checkpoint.tensors()) tensors.push_back(&tensor);
-  std::vector<absl::StatusOr<std::string>> found(tensors.size(), std::string());
-  std::atomic<size_t> next = 0;
-  std::vector<std::thread> threads;
-  for (int i = 0; i < std::min(AvailableCores(), 16); ++i) {
-    threads.emplace_back([&] {
-      for (size_t t = next++; t < tensors.size(); t = next++) found[t] = Scan(checkpoint, *tensors[t]);
-    });
+absl::StatusOr<WeightsScan> ScanWeights(const Checkpoint& checkpoint, bool with_digests) {
+  std::map<std::string_view, Seen> seen;  // none is added while threads are at them
+  for (const auto& [name, tensor] : checkpoint.tensors()) seen[name];
+  DFLASH_RETURN_IF_ERROR(
+      checkpoint.VisitAll([&](const TensorInfo& tensor, int64_t first_row, std::string_view bytes) {
+        Seen& of_tensor = seen.find(tensor.name)->second;
+        if (with_digests) of_tensor.hash.Append(bytes);
+        const auto size = static_cast<size_t>(SizeOf(tensor.dtype));
+        for (size_t i = 0; i < bytes.size() / size; ++i) {
+          if (!IsNoNumber(bytes.data() + i * size, tensor.dtype)) continue;
+          if (of_tensor.bad++ == 0)
+            of_tensor.first_bad = first_row * tensor.cols() + static_cast<int64_t>(i);
+        }
+      }));
+  WeightsScan scan;
+  for (auto& [name, of_tensor] : seen) {
+    if (with_digests) scan.digests.emplace(name, of_tensor.hash.HexDigest());
+    if (of_tensor.bad == 0 || !scan.no_numbers.empty()) continue;
+    const TensorInfo& tensor = checkpoint.Get(name);
+    scan.no_numbers = absl::StrCat(tensor.name, ": ", of_tensor.bad, " of ", tensor.rows() * tensor.cols(),
+                                   " elements are no finite numbers, the first in row ",
+                                   of_tensor.first_bad / tensor.cols(), ", column ",
+                                   of_tensor.first_bad % tensor.cols());
   }
-  for (std::thread& thread : threads) thread.join();
-  for (const absl::StatusOr<std::string>& of_tensor : found) {
-    if (!of_tensor.ok() || !of_tensor->empty()) return of_tensor;
-  }
-  return std::string();
+  return scan;
 }
 
 }  // namespace dflash::doctor

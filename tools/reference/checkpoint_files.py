@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What a golden bundle (docs/golden-bundle.md) says about the files of a pair: fingerprints of all tensors, and how the
-drafter's configuration has to be read. Standard library only.
+"""What a golden bundle (docs/golden-bundle.md) says about the files of a pair: fingerprints and digests of all tensors,
+and how the drafter's configuration has to be read. Standard library only.
 
 As a program it writes these parts of an existing bundle anew:
     tools/reference/checkpoint_files.py --model MODEL --draft-model DRAFTER BUNDLE
@@ -16,6 +16,7 @@ import sys
 FORMAT = "dflash-golden-2"
 SAMPLE_BYTES = 4096
 SAMPLES = 4
+BLOCK_BYTES = 1 << 26  # that are read at a time
 SKIPPED = ("model.visual.", "mtp.")  # parts of the target that no drafter sees
 
 
@@ -62,9 +63,22 @@ class Tensors:
         offsets = [i * ((size - SAMPLE_BYTES) // (SAMPLES - 1)) // SAMPLE_BYTES * SAMPLE_BYTES for i in range(SAMPLES - 1)]
         return b"".join(self.read(name, offset, SAMPLE_BYTES) for offset in offsets + [size - SAMPLE_BYTES])
 
+    def names(self):
+        return sorted(name for name, entry in self.tensors.items() if not entry[3])
+
+    def digests(self):
+        """Of all bytes."""
+        digests = {}
+        for name in self.names():
+            digest, size = hashlib.sha256(), self.size(name)
+            for offset in range(0, size, BLOCK_BYTES):
+                digest.update(self.read(name, offset, min(BLOCK_BYTES, size - offset)))
+            digests[name] = digest.hexdigest()
+        return digests
+
     def fingerprints(self):
         fingerprints = {}
-        for name in sorted(name for name, entry in self.tensors.items() if not entry[3]):
+        for name in self.names():
             sample = self.sample(name)
             fingerprints[name] = hashlib.sha256(struct.pack("<Q", len(sample)) + sample).hexdigest()
         return fingerprints
@@ -101,8 +115,9 @@ def layer_types(config):
 def parts_of_bundle(model, draft_model):
     with open(os.path.join(draft_model, "config.json")) as file:
         contract = read_contract(json.load(file))
-    return {"format": FORMAT, "target_weights": Tensors(model).fingerprints(),
-            "drafter_weights": Tensors(draft_model).fingerprints(), "contract": contract}
+    target, drafter = Tensors(model), Tensors(draft_model)
+    return {"format": FORMAT, "target_weights": target.fingerprints(), "drafter_weights": drafter.fingerprints(),
+            "target_digests": target.digests(), "drafter_digests": drafter.digests(), "contract": contract}
 
 
 if __name__ == "__main__":

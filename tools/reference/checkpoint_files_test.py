@@ -32,8 +32,10 @@ class Test(unittest.TestCase):
                 with open(os.path.join(folder, "model.safetensors"), "wb") as file:
                     file.write(struct.pack("<Q", len(header)) + header + data)
                 fingerprints = checkpoint_files.Tensors(folder).fingerprints()
+                digests = checkpoint_files.Tensors(folder).digests()
             sample = data if offsets is None else b"".join(data[at:at + 4096] for at in offsets)
             self.assertEqual(fingerprints, {"x": hashlib.sha256(struct.pack("<Q", len(sample)) + sample).hexdigest()})
+            self.assertEqual(digests, {"x": hashlib.sha256(data).hexdigest()})
 
     def test_layer_types_may_be_absent(self):
         config = {"target_layer_ids": [1], "mask_token_id": 2, "block_size": 4, "rope_theta": 1e4, "rms_norm_eps": 1e-6,

@@ -320,6 +320,8 @@ absl::StatusOr<GoldenBundle> GoldenBundle::Open(const std::string& folder) {
   DFLASH_ASSIGN_OR_RETURN(bundle.contract_, ReadContract(*contract, path + ": contract"));
   DFLASH_ASSIGN_OR_RETURN(bundle.target_weights_, object.TextMap("target_weights"));
   DFLASH_ASSIGN_OR_RETURN(bundle.drafter_weights_, object.TextMap("drafter_weights"));
+  DFLASH_ASSIGN_OR_RETURN(bundle.target_digests_, object.TextMap("target_digests"));
+  DFLASH_ASSIGN_OR_RETURN(bundle.drafter_digests_, object.TextMap("drafter_digests"));
   DFLASH_ASSIGN_OR_RETURN(const std::string prompts_path, FileIn(object, folder, "prompts"));
   DFLASH_ASSIGN_OR_RETURN(bundle.prompts_, ReadPrompts(prompts_path, bundle.contract_.block_size));
   bundle.prompts_path_ = prompts_path;
@@ -494,6 +496,8 @@ absl::Status WriteBundle(const RecordedBundle& bundle, const std::string& folder
                      {"tensors", "tensors.safetensors"},
                      {"target_weights", bundle.target_weights},
                      {"drafter_weights", bundle.drafter_weights},
+                     {"target_digests", bundle.target_digests},
+                     {"drafter_digests", bundle.drafter_digests},
                      {"contract", ContractJson(bundle.contract)}};
   Json header = Json::object();
   std::string data;
@@ -534,20 +538,22 @@ absl::StatusOr<BundleComparison> CompareBundles(const GoldenBundle& actual, cons
         std::numeric_limits<double>::infinity(), 0);
     return true;
   };
-  const auto weights = [&](const char* whose, const std::map<std::string, std::string>& a,
+  const auto weights = [&](const char* what_of, const std::map<std::string, std::string>& a,
                            const std::map<std::string, std::string>& e) {
     std::set<std::string> names;
     for (const auto* map : {&a, &e}) {
       for (const auto& [name, digest] : *map) names.insert(name);
     }
     for (const std::string& name : names) {
-      const std::string what = absl::StrCat("fingerprint of ", whose, " ", name);
+      const std::string what = absl::StrCat(what_of, " ", name);
       if (lacks(what, "revisions", a.contains(name), e.contains(name))) continue;
       add(what, "revisions", a.at(name) == e.at(name) ? 0 : 1, 0);
     }
   };
-  weights("target", actual.target_weights(), expected.target_weights());
-  weights("drafter", actual.drafter_weights(), expected.drafter_weights());
+  weights("fingerprint of target", actual.target_weights(), expected.target_weights());
+  weights("fingerprint of drafter", actual.drafter_weights(), expected.drafter_weights());
+  weights("digest of target", actual.target_digests(), expected.target_digests());
+  weights("digest of drafter", actual.drafter_digests(), expected.drafter_digests());
   const std::string contract = Differences(actual.contract(), expected.contract());
   add(contract.empty() ? "contract" : "contract: " + contract, "config", contract.empty() ? 0 : 1, 0);
   if (actual.prompts().size() != expected.prompts().size()) {

@@ -83,6 +83,9 @@ class GoldenBundle {
   // of the format's first version, of whole tensors and of few.
   const std::map<std::string, std::string>& target_weights() const { return target_weights_; }
   const std::map<std::string, std::string>& drafter_weights() const { return drafter_weights_; }
+  // Digests of whole tensors by canonical name (Checkpoint::ReadDigests); empty: not recorded.
+  const std::map<std::string, std::string>& target_digests() const { return target_digests_; }
+  const std::map<std::string, std::string>& drafter_digests() const { return drafter_digests_; }
 
   bool HasTensor(size_t prompt, const std::string& name) const;
   bool HasTensors(size_t prompt) const;  // any
@@ -98,7 +101,7 @@ class GoldenBundle {
   std::string folder_, producer_;
   ExpectedContract contract_;
   std::vector<GoldenPrompt> prompts_;
-  std::map<std::string, std::string> target_weights_, drafter_weights_;
+  std::map<std::string, std::string> target_weights_, drafter_weights_, target_digests_, drafter_digests_;
   SafetensorsFile tensors_;
 };
 
@@ -107,7 +110,7 @@ struct RecordedBundle {
   std::string producer;
   ExpectedContract contract;
   std::vector<GoldenPrompt> prompts;
-  std::map<std::string, std::string> target_weights, drafter_weights;
+  std::map<std::string, std::string> target_weights, drafter_weights, target_digests, drafter_digests;
   struct Tensor {
     std::string name;  // "p0.taps_last16"
     std::vector<int64_t> shape;

@@ -44,6 +44,8 @@ class GoldenBundleTest : public ::testing::Test {
          .acceptance_lengths = {2, 1},
          .chat = GoldenChat{.messages = {{{"role", "user"}, {"content", "Hi"}}}, .enable_thinking = true}}};
     bundle.drafter_weights = {{"fc.weight", "00ff"}};
+    bundle.target_digests = {{"norm.weight", "01"}};
+    bundle.drafter_digests = {{"fc.weight", "11ff"}};
     bundle.tensors = {{"p0.taps_last16", {3, 3}, {1, 2, 3, 4, 5, 6, 7, 8, 9}},
                       {"p0.draft_logits", {15, 2}, std::vector<double>(30, 0.5)},
                       {"p0.hidden_states", {2, 3, 1}, {1, 2, 3, 4, 5, 6}},
@@ -92,6 +94,10 @@ TEST_F(GoldenBundleTest, FingerprintsOfAnotherProgramAreOurs) {
   EXPECT_EQ(DraftCheckpoint::Open(models + "tiny-qwen3.6-dflash", drafter)->fingerprints(),
             bundle.drafter_weights());
   EXPECT_EQ(bundle.drafter_weights().size(), 47u);
+  EXPECT_EQ(TargetCheckpoint::Open(models + "tiny-qwen3.6", target)->ReadDigests().value(),
+            bundle.target_digests());
+  EXPECT_EQ(DraftCheckpoint::Open(models + "tiny-qwen3.6-dflash", drafter)->ReadDigests().value(),
+            bundle.drafter_digests());
   EXPECT_EQ(bundle.CheckFits(SizesOf(target)), absl::OkStatus());
 }
 
@@ -103,6 +109,8 @@ TEST_F(GoldenBundleTest, WhatIsWrittenReadsBack) {
   ASSERT_TRUE(read.ok()) << read.status();
   EXPECT_EQ(read->contract(), written.contract);
   EXPECT_EQ(read->drafter_weights(), written.drafter_weights);
+  EXPECT_EQ(read->target_digests(), written.target_digests);
+  EXPECT_EQ(read->drafter_digests(), written.drafter_digests);
   const GoldenPrompt& prompt = read->prompts().at(0);
   EXPECT_EQ(prompt.prompt_ids, written.prompts[0].prompt_ids);
   EXPECT_EQ(prompt.acceptance_lengths, written.prompts[0].acceptance_lengths);
@@ -135,6 +143,8 @@ TEST_F(GoldenBundleTest, ComparisonNamesTheFirstDifference) {
             "revisions: fingerprint of drafter fc.weight: only the second bundle has it");
   EXPECT_EQ(first("another fingerprint", [](RecordedBundle& b) { b.target_weights["norm.weight"] = "1"; }),
             "revisions: fingerprint of target norm.weight: only the first bundle has it");
+  EXPECT_EQ(first("another digest", [](RecordedBundle& b) { b.drafter_digests["fc.weight"] = "1"; }),
+            "revisions: digest of drafter fc.weight");
   EXPECT_EQ(first("no chat", [](RecordedBundle& b) { b.prompts[0].chat.reset(); }),
             "template: chat of prompt 0: only the second bundle has it");
   EXPECT_EQ(first("another flag", [](RecordedBundle& b) { b.prompts[0].chat->enable_thinking = false; }),

@@ -1,6 +1,7 @@
 #include "worker/model/checkpoint.h"
 
 #include <algorithm>
+#include <atomic>
 #include <new>
 #include <set>
 #include <thread>
@@ -9,6 +10,7 @@
 
 #include "absl/strings/str_join.h"
 #include "base/check.h"
+#include "base/host_limits.h"
 #include "base/regular_file.h"
 #include "base/sha256.h"
 #include "base/status.h"
@@ -269,6 +271,49 @@ absl::Status Checkpoint::ReadInto(const TensorInfo& tensor, const TensorBlock& b
   }
   if (progress) progress(to_bytes);
   return absl::OkStatus();
+}
+
+absl::Status Checkpoint::VisitAll(
+    const std::function<void(const TensorInfo& tensor, int64_t first_row, std::string_view bytes)>& visit)
+    const {
+  constexpr int64_t kBlockBytes = int64_t{8} << 20;
+  const auto visit_tensor = [&](const TensorInfo& tensor) {
+    const int64_t row_bytes = tensor.cols() * SizeOf(tensor.dtype);
+    const int64_t block = std::max<int64_t>(1, kBlockBytes / row_bytes);
+    std::string bytes;
+    for (int64_t first = 0; first < tensor.rows(); first += block) {
+      const int64_t count = std::min(block, tensor.rows() - first);
+      bytes.resize(static_cast<size_t>(count * row_bytes));
+      DFLASH_RETURN_IF_ERROR(ReadInto(tensor, tensor.Rows(first, count), bytes.data(), count * row_bytes));
+      visit(tensor, first, bytes);
+    }
+    return absl::OkStatus();
+  };
+  std::vector<const TensorInfo*> tensors;
+  for (const auto& [name, tensor] : tensors_) tensors.push_back(&tensor);
+  std::vector<absl::Status> statuses(tensors.size());
+  std::atomic<size_t> next = 0;
+  std::vector<std::thread> threads;
+  for (int i = 0; i < std::min(AvailableCores(), 16); ++i) {
+    threads.emplace_back([&] {
+      for (size_t t = next++; t < tensors.size(); t = next++) statuses[t] = visit_tensor(*tensors[t]);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const absl::Status& status : statuses) DFLASH_RETURN_IF_ERROR(status);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::map<std::string, std::string>> Checkpoint::ReadDigests() const {
+  std::map<std::string, std::string> digests;
+  if (is_random_) return digests;
+  std::map<std::string_view, Sha256> hashes;  // none is added while threads are at them
+  for (const auto& [name, tensor] : tensors_) hashes[name];
+  DFLASH_RETURN_IF_ERROR(VisitAll([&](const TensorInfo& tensor, int64_t, std::string_view bytes) {
+    hashes.find(tensor.name)->second.Append(bytes);
+  }));
+  for (auto& [name, hash] : hashes) digests.emplace(name, hash.HexDigest());
+  return digests;
 }
 
 std::string Checkpoint::Summary() const {
