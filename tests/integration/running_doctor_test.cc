@@ -124,6 +124,27 @@ TEST(RunningDoctorTest, WithoutTheOperatorsPortLessIsSaid) {
   EXPECT_THAT(nobody.output, HasSubstr("the operators' port " + server.ops_address()));
 }
 
+// Whoever reads JSON gets it, whatever went wrong: standard error is for people.
+TEST(RunningDoctorTest, AnErrorIsJsonWhereThatWasAskedFor) {
+  const struct {
+    std::string golden, address, words;
+    int exit_code;
+  } cases[] = {{SourcePath("docs"), "localhost:1", "bundle.json", ctl::kUsage},
+               {"", "localhost:1", "--golden DIR", ctl::kUsage},
+               {Golden(), "127.0.0.1:1", "127.0.0.1:1", ctl::kServerError}};
+  for (const auto& [golden, address, words, exit_code] : cases) {
+    SCOPED_TRACE(golden);
+    const Ran ran = RunProgram({"/bin/sh", "-c",
+                                DflashctlPath() + " doctor --json --address " + address +
+                                    (golden.empty() ? "" : " --golden " + golden) + " 2> /dev/null"});
+    EXPECT_EQ(ran.exit_code, exit_code);
+    const Json json = Json::parse(ran.output, nullptr, /*allow_exceptions=*/false);
+    ASSERT_TRUE(json.is_object()) << ran.output;
+    EXPECT_EQ(json["exit_code"], exit_code);
+    EXPECT_THAT(json["error"].get<std::string>(), HasSubstr(words));
+  }
+}
+
 // Penalties and constraints change what the target says; the drafter is sound.
 void LoadWithRules(Server& server) {
   int sent = 0;

@@ -125,11 +125,21 @@ int AskServer(const std::vector<std::string>& arguments, Interrupt* interrupt) {
   for (const std::string& argument : arguments) argv.push_back(argument.c_str());
   if (const std::optional<int> code = ParseCommandLine(&parser, static_cast<int>(argv.size()), argv.data()))
     return *code;
-  if (golden.empty()) return Usage("--golden DIR, or --model DIR and --draft-model DIR, is required");
+  const auto failed = [&](std::string_view error, int exit_code) {
+    if (json) std::fputs(doctor::ErrorJson(error, exit_code).c_str(), stdout);
+    return exit_code;
+  };
+  const auto bad_input = [&](const absl::Status& status) {
+    return failed(std::string(status.message()), UsageError(status));
+  };
+  if (golden.empty()) {
+    constexpr char kRequired[] = "--golden DIR, or --model DIR and --draft-model DIR, is required";
+    return failed(kRequired, Usage(kRequired));
+  }
   const absl::StatusOr<golden::GoldenBundle> bundle = golden::GoldenBundle::Open(golden);
-  if (!bundle.ok()) return UsageError(bundle.status());
+  if (!bundle.ok()) return bad_input(bundle.status());
   const absl::StatusOr<Endpoint> endpoint = endpoint_flags.Read();
-  if (!endpoint.ok()) return UsageError(endpoint.status());
+  if (!endpoint.ok()) return bad_input(endpoint.status());
   Connection connection(*endpoint, interrupt);
   doctor::Report report;
   report.facts.emplace_back("server", endpoint->address);
@@ -137,7 +147,7 @@ int AskServer(const std::vector<std::string>& arguments, Interrupt* interrupt) {
   admin.address = admin_address;
   const grpc::Status status =
       ExamineServer(connection, admin_address.empty() ? nullptr : &admin, *bundle, max_prompts, &report);
-  if (!status.ok()) return ServerError(status, *interrupt);
+  if (!status.ok()) return failed(Describe(status), ServerError(status, *interrupt));
   const bool colours = colour == "always" || (colour == "auto" && isatty(STDOUT_FILENO) == 1);
   std::fputs((json ? report.ToJson() : report.ToText(colours)).c_str(), stdout);
   return report.ExitCode();

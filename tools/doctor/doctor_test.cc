@@ -878,6 +878,30 @@ TEST(ExitCodeTest, TellsBadInputFromOutputThatIsLost) {
   EXPECT_EQ(ExitCodeOf("compare " + golden + " " + golden + " > /dev/null"), 0);
 }
 
+// Whoever reads JSON gets it, whatever went wrong.
+TEST(ExitCodeTest, AnErrorIsJsonWhereThatWasAskedFor) {
+  const Folder folder("doctor_json_errors");
+  const std::string output = folder.path() / "output";
+  const std::string pair = " --model " + Options().model + " --draft-model " + Options().draft_model;
+  WriteAll(folder.path() / "bundle.json", "{}");
+  const struct {
+    std::string arguments, words;
+  } cases[] = {{pair + " --golden " + folder.path().string(), "bundle.json: "},
+               {pair + " --golden /nowhere", "/nowhere"},
+               {pair + " --max-context-tokens 100000", "--max-context-tokens 100000"},
+               {"", "--model and --draft-model are required"}};
+  for (const auto& [arguments, words] : cases) {
+    SCOPED_TRACE(arguments);
+    EXPECT_EQ(ExitCodeOf("--json --quiet " + arguments + " > " + output), 2);
+    const Json json = Json::parse(ReadAll(output), nullptr, /*allow_exceptions=*/false);
+    ASSERT_TRUE(json.is_object()) << ReadAll(output);
+    EXPECT_EQ(json["exit_code"], 2);
+    EXPECT_THAT(json["error"].get<std::string>(), HasSubstr(words));
+    EXPECT_EQ(ExitCodeOf("--quiet " + arguments + " > " + output), 2);
+    EXPECT_EQ(ReadAll(output), "");
+  }
+}
+
 // A window that no context reaches is not checked, whatever agrees.
 TEST(DoctorTest, AWindowOutOfReachIsNotChecked) {
   const Folder drafter("doctor_wide_window"), bundle("doctor_wide_bundle");

@@ -114,10 +114,14 @@ int Examine(int argc, const char* const* argv) {
         Stream::Create({.threads = 1, .device = static_cast<int>(flags.device)}).status();
     return status.ok() ? kHealthy : Fail(kCannotRun, status);
   }
-  if (const absl::Status status = flags.Finish(); !status.ok()) return Fail(kUsage, status);
+  const auto failed = [&](const absl::Status& status, int exit_code) {
+    if (json) std::fputs(ErrorJson(std::string(status.message()), exit_code).c_str(), stdout);
+    return exit_code;
+  };
+  if (const absl::Status status = flags.Finish(); !status.ok()) return failed(status, Fail(kUsage, status));
   if (!quiet) flags.doctor.log = [](const std::string& line) { std::fprintf(stderr, "%s\n", line.c_str()); };
   const absl::StatusOr<Report> report = RunDoctor(flags.doctor);
-  if (!report.ok()) return Fail(report.status());
+  if (!report.ok()) return failed(report.status(), Fail(report.status()));
   const bool colours = colour == "always" || (colour == "auto" && isatty(STDOUT_FILENO) == 1);
   std::fputs((json ? report->ToJson() : report->ToText(colours)).c_str(), stdout);
   return report->ExitCode();

@@ -626,4 +626,10 @@ std::string Report::ToJson() const {
   return root.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
+std::string ErrorJson(std::string_view error, int exit_code) {
+  using Json = nlohmann::ordered_json;
+  const Json root = {{"error", std::string(error)}, {"exit_code", exit_code}};
+  return root.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
 }  // namespace dflash::doctor

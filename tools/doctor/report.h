@@ -169,6 +169,10 @@ class Report {
   std::vector<Finding> findings_;
 };
 
+// What stands in a report's place where there is none, for whoever reads JSON: the error, and the exit code
+// that goes with it.
+std::string ErrorJson(std::string_view error, int exit_code);
+
 const char* Name(Blame blame);
 const char* Name(Outcome outcome);
 const char* Name(Oracle oracle);
