@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <string>
 
 namespace dflash {
 namespace {
@@ -18,6 +20,18 @@ constexpr int64_t kFewestSure = 64;
 constexpr double kCliff = 0.3;
 constexpr double kBeforeCliff = 0.7;
 constexpr double kNoOpinion = 0.01;
+
+// Of the context that a round was drafted from. Drafts of one context have the same probabilities, bit for bit,
+// and those of two contexts of one length hardly the same; however many of them are verified, the first ones
+// are.
+size_t HashOfContext(const DecodedRound& round) {
+  constexpr size_t kDrafts = 4;
+  const int64_t numbers[] = {round.context_tokens, round.context_missing, static_cast<int64_t>(round.origin)};
+  std::string bytes(reinterpret_cast<const char*>(numbers), sizeof(numbers));
+  bytes.append(reinterpret_cast<const char*>(round.confidences.data()),
+               std::min(round.confidences.size(), kDrafts) * sizeof(float));
+  return std::hash<std::string>()(bytes);
+}
 
 }  // namespace
 
@@ -103,9 +117,15 @@ void HealthMonitor::Add(const DecodedRound& round) {
       round.confidences.size() < static_cast<size_t>(round.round.drafted)) {
     return;
   }
+  const size_t context = HashOfContext(round);
+  if (std::any_of(parts_.begin(), parts_.end(),
+                  [context](const Sums& part) { return part.contexts.contains(context); })) {
+    return;
+  }
   if (parts_.empty() || parts_.back().rounds == kPartRounds) parts_.emplace_back();
   if (parts_.size() > kParts) parts_.pop_front();
   parts_.back().Add(round);
+  parts_.back().contexts.insert(context);
 }
 
 SpeculationHealth HealthMonitor::Judge() const {

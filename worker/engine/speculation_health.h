@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <deque>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "worker/engine/engine.h"
@@ -53,7 +54,9 @@ struct SpeculationHealth {
 
 // Judges the last 2,048 rounds that can be judged: with drafts and their probabilities, at a temperature of
 // at most 1, and under no rules of the request's parameters (else the target rightly refuses what the drafter
-// rightly expects). One thread.
+// rightly expects). A round of a context that has been judged, as of a request that is sent again, says nothing
+// new: of several the first one counts, so that one prompt sent a hundred times is no hundred accidents. One
+// thread.
 class HealthMonitor {
  public:
   void Add(const DecodedRound& round);
@@ -78,6 +81,7 @@ class HealthMonitor {
     bool HasGap(double least) const;
   };
   struct Sums {
+    std::unordered_set<size_t> contexts;  // hashes of what the rounds were drafted from
     int64_t rounds = 0;
     int64_t rounds_missing = 0;                           // context
     double most_confidence = 0;                           // of any draft

@@ -123,7 +123,10 @@ TEST(SpeculationHealthTest, AHeadWithoutOpinionIsBroken) {
   round.round.drafted = kDrafts;
   round.emitted = 1;
   round.confidences.assign(kDrafts, 1.0f / 4096);
-  for (int i = 0; i < 200; ++i) monitor.Add(round);
+  for (int i = 0; i < 200; ++i) {
+    round.context_tokens = i;
+    monitor.Add(round);
+  }
   Expect(monitor.Judge(), HealthVerdict::kBroken, HealthReason::kNoOpinion);
 }
 
@@ -144,8 +147,37 @@ TEST(SpeculationHealthTest, EndsOfOutputsAreNoRejections) {
   round.emitted = 3;  // the third accepted draft was the stop token
   round.confidences.assign(kDrafts, 0.99f);
   EXPECT_EQ(ReachedDrafts(round), 3);
-  for (int i = 0; i < 200; ++i) monitor.Add(round);
+  for (int i = 0; i < 200; ++i) {
+    round.context_tokens = i;
+    monitor.Add(round);
+  }
   Expect(monitor.Judge(), HealthVerdict::kHealthy, HealthReason::kNone);
+}
+
+// A drafter that is right may be rejected once where it is sure. Of a request that is sent again and again that
+// is still once, however its blocks are cut.
+TEST(SpeculationHealthTest, ARequestThatIsSentAgainSaysNothingNew) {
+  std::mt19937 random(5);
+  DecodedRound rejected = Round({.confidence = 0.8}, random);
+  rejected.round.accepted = 0;
+  rejected.emitted = 1;
+  HealthMonitor monitor;
+  for (int i = 0; i < 500; ++i) {
+    rejected.round.drafted = 4 + i % (kDrafts - 4);
+    monitor.Add(rejected);
+  }
+  Expect(monitor.Judge(), HealthVerdict::kUnknown, HealthReason::kTooFewRounds);
+  EXPECT_EQ(monitor.Judge().rounds, 1);
+  for (int i = 0; i < 300; ++i) monitor.Add(Round({.confidence = 0.8}, random));
+  for (int i = 0; i < 500; ++i) monitor.Add(rejected);
+  Expect(monitor.Judge(), HealthVerdict::kHealthy, HealthReason::kNone);
+  EXPECT_EQ(monitor.Judge().rounds, 301);
+  // Another context, or another origin of it, is news.
+  rejected.context_tokens += 1;
+  monitor.Add(rejected);
+  rejected.origin = ContextOrigin::kPrefix;
+  monitor.Add(rejected);
+  EXPECT_EQ(monitor.Judge().rounds, 303);
 }
 
 }  // namespace

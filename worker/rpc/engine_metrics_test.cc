@@ -168,14 +168,19 @@ TEST(EngineMetrics, HealthIsOneVerdict) {
   EXPECT_THAT(verdict(),
               ElementsAre("spec_decode_health{method=dflash,reason=too_few_rounds,verdict=unknown,}"));
   StepReport report;
-  report.rounds.assign(200, {.round = {2, 2}, .emitted = 3, .confidences = {.9f, .9f}});
+  int64_t context_tokens = 0;  // of the next round: one of the same context would not be judged
+  const auto assign = [&](size_t count, const DecodedRound& round) {
+    report.rounds.assign(count, round);
+    for (DecodedRound& of_count : report.rounds) of_count.context_tokens = ++context_tokens;
+  };
+  assign(200, {.round = {2, 2}, .emitted = 3, .confidences = {.9f, .9f}});
   metrics.Mute();
   metrics.OnStep(report, {});
   metrics.Unmute();
   EXPECT_EQ(Samples(metrics).at("spec_decode_num_drafts_total{method=dflash,}"), 0) << "muted";
   metrics.OnStep(report, {});
   EXPECT_THAT(verdict(), ElementsAre("spec_decode_health{method=dflash,reason=none,verdict=healthy,}"));
-  report.rounds.assign(400, {.round = {2, 0}, .emitted = 1, .confidences = {.9f, .9f}});
+  assign(400, {.round = {2, 0}, .emitted = 1, .confidences = {.9f, .9f}});
   metrics.OnStep(report, {});
   EXPECT_THAT(verdict(),
               ElementsAre("spec_decode_health{method=dflash,reason=confident_and_rejected,verdict=broken,}"));
