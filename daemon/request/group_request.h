@@ -95,8 +95,8 @@ struct GroupInfo {
   float default_min_p = 0;
   std::string self_test = {};  // how it ended, and what it found
   std::string self_test_detail = {};
-  // Of stored tensors, by "target NAME", "drafter NAME" and "whole drafter NAME"; null: none. Shared: a large model has a
-  // thousand, and every request gets a copy of this struct.
+  // Of stored tensors, by "target NAME", "drafter NAME" and "whole drafter NAME"; null: none. Shared: a large
+  // model has a thousand, and every request gets a copy of this struct.
   std::shared_ptr<const std::map<std::string, std::string>> fingerprints = {};
 };
 

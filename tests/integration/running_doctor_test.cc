@@ -181,7 +181,31 @@ TEST(RunningDoctorTest, RulesOfRequestsAreNoDefectAndHideNone) {
   Server broken(With("rejected-kept", {}));
   ASSERT_NE(broken.channel(), nullptr);
   LoadWithRules(broken);
-  EXPECT_EQ(Examine(broken, "10").Outcome("calibration"), "fail");
+  const Diagnosis diagnosis = Examine(broken, "17");
+  EXPECT_EQ(diagnosis.Outcome("calibration"), "fail") << diagnosis.Text("calibration");
+}
+
+// A prompt that the drafter is sure of, and wrong: of however many requests, that is one accident.
+TEST(RunningDoctorTest, ARequestThatOthersSendAgainIsNoDefect) {
+  Server server;
+  ASSERT_NE(server.channel(), nullptr);
+  v1::GenerateRequest request;
+  request.set_text("<|im_start|>user\nTell me the capi");
+  request.mutable_sampling()->set_temperature(0);
+  request.mutable_stopping()->set_max_tokens(96);
+  uint64_t rounds = 0, accepted = 0;
+  for (int i = 0; i < 80; ++i) {
+    const ctl::Generation generation = server.GenerateOk(request);
+    rounds += generation.finished.speculation().rounds();
+    accepted += generation.finished.speculation().accepted_tokens();
+  }
+  EXPECT_GT(rounds, 128u);
+  EXPECT_LT(accepted, rounds);
+  const Diagnosis diagnosis = Examine(server, "4");
+  EXPECT_EQ(diagnosis.exit_code, 0) << diagnosis.report.dump(1);
+  EXPECT_EQ(diagnosis.Outcome("calibration"), "not checked");
+  EXPECT_THAT(diagnosis.Text("calibration"), HasSubstr("too_few_rounds"));
+  EXPECT_THAT(server.Dflashctl({"status"}).output, Not(HasSubstr("BROKEN")));
 }
 
 // A copy of the drafter with what `change` makes of the file of its weights.
@@ -216,8 +240,7 @@ void SwapLayers(std::string& bytes) {
 void PlantOutliers(std::string& bytes) {
   uint64_t header_bytes = 0;
   std::memcpy(&header_bytes, bytes.data(), sizeof(header_bytes));
-  const Json tensor =
-      Json::parse(bytes.substr(8, header_bytes))["layers.1.mlp.down_proj.weight"];
+  const Json tensor = Json::parse(bytes.substr(8, header_bytes))["layers.1.mlp.down_proj.weight"];
   ASSERT_EQ(tensor["dtype"], "BF16");
   const auto width = tensor["shape"][1].get<size_t>();
   char* row = bytes.data() + 8 + header_bytes + tensor["data_offsets"][0].get<size_t>() + 20 * width * 2;

@@ -238,9 +238,10 @@ grpc::Status Examination::ReadTexts(int64_t max_prompts) {
     if (texts >= std::min(max_prompts, kTexts)) break;
     if (!Fits(prompt)) continue;
     Generation answer;
-    const grpc::Status status = Generate(
-        GreedyRequest(prompt.prompt_ids, static_cast<int64_t>(prompt.output_ids.size()), v1::SPECULATION_MODE_OFF),
-        &answer);
+    const grpc::Status status =
+        Generate(GreedyRequest(prompt.prompt_ids, static_cast<int64_t>(prompt.output_ids.size()),
+                               v1::SPECULATION_MODE_OFF),
+                 &answer);
     if (!status.ok()) return status;
     ++texts;
     other += !SameText(answer, prompt);
@@ -301,8 +302,7 @@ void Examination::CheckAcceptance() {
     return;
   }
   if (!report_->Judge(
-          "end-to-end", recorded.loss(), limit,
-          "recorded acceptance per kind of text, relative loss",
+          "end-to-end", recorded.loss(), limit, "recorded acceptance per kind of text, relative loss",
           absl::StrCat("tokens per round: ", recorded.Describe(), texts, left_out),
           "not visible from outside: run dflashctl doctor --model DIR --draft-model DIR on the server's "
           "folders")) {
@@ -669,7 +669,13 @@ void ExamineDiagnosis(const v1::GetDiagnosisResponse& before, const v1::GetDiagn
     const std::string measured = absl::StrFormat(
         "first drafts: %.0f%% accepted where the drafter expected %.0f%%, last %d rounds",
         100 * health.first_draft_acceptance(), 100 * health.first_draft_confidence(), health.rounds());
-    if (health.verdict() == "unknown") continue;
+    if (health.verdict() == "unknown") {
+      if (report->Of("calibration").outcome == doctor::Outcome::kNotChecked) {
+        report->NotChecked("calibration", absl::StrCat("group ", group.name(), ": ", health.reason(), ": ",
+                                                       health.rounds(), " of different contexts"));
+      }
+      continue;
+    }
     const double gap = health.first_draft_confidence() - health.first_draft_acceptance();
     if (health.verdict() == "broken" && health.reason() != "context_missing") {
       // Weights make no difference between a cached prefix and another.

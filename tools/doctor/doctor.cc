@@ -188,8 +188,8 @@ absl::Status Examination::CheckWeights() {
   }
   for (size_t i = 0; i < 2; ++i) {
     const auto& [whose, checkpoint] = models[i];
-    for (const auto& [digests, key] : {std::pair(&recorded[i].samples, "_weights: "),
-                                       std::pair(&recorded[i].whole, "_digests: ")}) {
+    for (const auto& [digests, key] :
+         {std::pair(&recorded[i].samples, "_weights: "), std::pair(&recorded[i].whole, "_digests: ")}) {
       for (const auto& [name, digest] : *digests) {
         if (checkpoint->Find(name) != nullptr) continue;
         return absl::InvalidArgumentError(absl::StrCat(bundle_->folder(), "/bundle.json: ", whose, key,

@@ -393,18 +393,19 @@ void Report::Settle() {
       } else if (of_target) {
         either("only samples of the target's weights were compared");
       } else {
-        either(absl::StrCat("the target itself computes something else than recorded: its configuration or "
-                            "arithmetic, or ",
-                            kUnsampled));
+        either(
+            absl::StrCat("the target itself computes something else than recorded: its configuration or "
+                         "arithmetic, or ",
+                         kUnsampled));
       }
     } else if (agree) {
       finding.blame = Blame::kModel;
       const bool sampled = target_weights == Weights::kSampled || drafter_weights == Weights::kSampled;
       if (id == "end-to-end") {
-        finding.cause = absl::StrCat(
-            "every interface agrees with its oracle, yet the pair accepts less than recorded: ",
-            sampled ? absl::StrCat(kUnsampled, ", or ") : std::string(),
-            "what was recorded is the acceptance of another pair, or of other blocks");
+        finding.cause =
+            absl::StrCat("every interface agrees with its oracle, yet the pair accepts less than recorded: ",
+                         sampled ? absl::StrCat(kUnsampled, ", or ") : std::string(),
+                         "what was recorded is the acceptance of another pair, or of other blocks");
       } else {
         finding.cause = absl::StrCat(
             "every interface agrees with its oracle, so it is the drafter: its training, this kind of text",

@@ -102,7 +102,8 @@ TEST(BlameTest, WithInterfacesThatNobodySawAcceptanceTells) {
     ExpectVerdict(report, kind, exit_code, id);
     EXPECT_THAT(report.verdict().text, HasSubstr(words));
     if (kind == VerdictKind::kEither) {
-      EXPECT_THAT(report.verdict().text, AllOf(HasSubstr("a bad drafter"), Not(HasSubstr("other weights")), Not(HasSubstr("samples"))));
+      EXPECT_THAT(report.verdict().text, AllOf(HasSubstr("a bad drafter"), Not(HasSubstr("other weights")),
+                                               Not(HasSubstr("samples"))));
     }
   }
 }
@@ -147,11 +148,7 @@ TEST(BlameTest, SampledWeightsMayHaveBeenChangedBetweenTheSamples) {
     report.target_text = text;
     if (!all_checked) report.NotChecked("masks", "not visible from outside");
     report.Fail(id, "seen", "cause", Blame::kUnsettled);
-    ExpectVerdict(report, kind,
-                  kind == VerdictKind::kModel    ? 5
-                  : kind == VerdictKind::kEither ? 6
-                                                 : 1,
-                  id);
+    ExpectVerdict(report, kind, kind == VerdictKind::kModel ? 5 : kind == VerdictKind::kEither ? 6 : 1, id);
     EXPECT_THAT(report.verdict().text, HasSubstr(words));
   }
 }
@@ -294,9 +291,11 @@ TEST(RevisionsTest, EveryTensorCounts) {
   EXPECT_EQ(compare({}, {}).outcome(), Weights::kUnknown);
 }
 
-// What samples leave out, digests of all bytes do not; those of some tensors make the rest no more than sampled.
+// What samples leave out, digests of all bytes do not; those of some tensors make the rest no more than
+// sampled.
 TEST(RevisionsTest, EveryByteCountsWhereItWasRecorded) {
-  const std::map<std::string, std::string> samples = {{"a", "1"}, {"b", "2"}}, whole = {{"a", "3"}, {"b", "4"}};
+  const std::map<std::string, std::string> samples = {{"a", "1"}, {"b", "2"}},
+                                           whole = {{"a", "3"}, {"b", "4"}};
   const auto outcome = [&](const TensorDigests& own, const TensorDigests& recorded) {
     return CompareWeights(own, recorded).outcome();
   };

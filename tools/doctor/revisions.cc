@@ -61,17 +61,17 @@ void JudgeRevisions(const WeightsComparison& target, const WeightsComparison& dr
   const bool other_target = report->target_weights == Weights::kOther;
   const bool other_drafter = report->drafter_weights == Weights::kOther;
   const std::string compared =
-      absl::StrCat("fingerprints of ", target.compared + drafter.compared, " tensors in the bundle, digests of ",
-                   target.whole + drafter.whole);
+      absl::StrCat("fingerprints of ", target.compared + drafter.compared,
+                   " tensors in the bundle, digests of ", target.whole + drafter.whole);
   if (!other_target && !other_drafter) {
     if (report->target_weights != Weights::kUnknown && report->drafter_weights != Weights::kUnknown) {
       const auto how_far = [](Weights weights) {
         return weights == Weights::kRecorded ? "every byte" : "what fingerprints sample of every tensor";
       };
-      report->Pass("revisions", 0, 0, compared,
-                   absl::StrCat("the weights are the recorded ones: of the target ",
-                                how_far(report->target_weights), ", of the drafter ",
-                                how_far(report->drafter_weights)));
+      report->Pass(
+          "revisions", 0, 0, compared,
+          absl::StrCat("the weights are the recorded ones: of the target ", how_far(report->target_weights),
+                       ", of the drafter ", how_far(report->drafter_weights)));
     } else {
       report->NotChecked(
           "revisions",

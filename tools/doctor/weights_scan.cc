@@ -41,8 +41,7 @@ absl::StatusOr<WeightsScan> ScanWeights(const Checkpoint& checkpoint, bool with_
         const auto size = static_cast<size_t>(SizeOf(tensor.dtype));
         for (size_t i = 0; i < bytes.size() / size; ++i) {
           if (!IsNoNumber(bytes.data() + i * size, tensor.dtype)) continue;
-          if (of_tensor.bad++ == 0)
-            of_tensor.first_bad = first_row * tensor.cols() + static_cast<int64_t>(i);
+          if (of_tensor.bad++ == 0) of_tensor.first_bad = first_row * tensor.cols() + static_cast<int64_t>(i);
         }
       }));
   WeightsScan scan;
@@ -50,10 +49,10 @@ absl::StatusOr<WeightsScan> ScanWeights(const Checkpoint& checkpoint, bool with_
     if (with_digests) scan.digests.emplace(name, of_tensor.hash.HexDigest());
     if (of_tensor.bad == 0 || !scan.no_numbers.empty()) continue;
     const TensorInfo& tensor = checkpoint.Get(name);
-    scan.no_numbers = absl::StrCat(tensor.name, ": ", of_tensor.bad, " of ", tensor.rows() * tensor.cols(),
-                                   " elements are no finite numbers, the first in row ",
-                                   of_tensor.first_bad / tensor.cols(), ", column ",
-                                   of_tensor.first_bad % tensor.cols());
+    scan.no_numbers =
+        absl::StrCat(tensor.name, ": ", of_tensor.bad, " of ", tensor.rows() * tensor.cols(),
+                     " elements are no finite numbers, the first in row ",
+                     of_tensor.first_bad / tensor.cols(), ", column ", of_tensor.first_bad % tensor.cols());
   }
   return scan;
 }

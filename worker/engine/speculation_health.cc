@@ -21,9 +21,9 @@ constexpr double kCliff = 0.3;
 constexpr double kBeforeCliff = 0.7;
 constexpr double kNoOpinion = 0.01;
 
-// Of the context that a round was drafted from. Drafts of one context have the same probabilities, bit for bit,
-// and those of two contexts of one length hardly the same; however many of them are verified, the first ones
-// are.
+// Of the context that a round was drafted from. Drafts of one context have the same probabilities, bit for
+// bit, and those of two contexts of one length hardly the same; however many of them are verified, the first
+// ones are.
 size_t HashOfContext(const DecodedRound& round) {
   constexpr size_t kDrafts = 4;
   const int64_t numbers[] = {round.context_tokens, round.context_missing, static_cast<int64_t>(round.origin)};

@@ -54,9 +54,9 @@ struct SpeculationHealth {
 
 // Judges the last 2,048 rounds that can be judged: with drafts and their probabilities, at a temperature of
 // at most 1, and under no rules of the request's parameters (else the target rightly refuses what the drafter
-// rightly expects). A round of a context that has been judged, as of a request that is sent again, says nothing
-// new: of several the first one counts, so that one prompt sent a hundred times is no hundred accidents. One
-// thread.
+// rightly expects). A round of a context that has been judged, as of a request that is sent again, says
+// nothing new: of several the first one counts, so that one prompt sent a hundred times is no hundred
+// accidents. One thread.
 class HealthMonitor {
  public:
   void Add(const DecodedRound& round);

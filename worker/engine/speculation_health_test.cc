@@ -154,8 +154,8 @@ TEST(SpeculationHealthTest, EndsOfOutputsAreNoRejections) {
   Expect(monitor.Judge(), HealthVerdict::kHealthy, HealthReason::kNone);
 }
 
-// A drafter that is right may be rejected once where it is sure. Of a request that is sent again and again that
-// is still once, however its blocks are cut.
+// A drafter that is right may be rejected once where it is sure. Of a request that is sent again and again
+// that is still once, however its blocks are cut.
 TEST(SpeculationHealthTest, ARequestThatIsSentAgainSaysNothingNew) {
   std::mt19937 random(5);
   DecodedRound rejected = Round({.confidence = 0.8}, random);

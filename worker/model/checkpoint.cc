@@ -273,9 +273,8 @@ absl::Status Checkpoint::ReadInto(const TensorInfo& tensor, const TensorBlock& b
   return absl::OkStatus();
 }
 
-absl::Status Checkpoint::VisitAll(
-    const std::function<void(const TensorInfo& tensor, int64_t first_row, std::string_view bytes)>& visit)
-    const {
+absl::Status Checkpoint::VisitAll(const std::function<void(const TensorInfo& tensor, int64_t first_row,
+                                                           std::string_view bytes)>& visit) const {
   constexpr int64_t kBlockBytes = int64_t{8} << 20;
   const auto visit_tensor = [&](const TensorInfo& tensor) {
     const int64_t row_bytes = tensor.cols() * SizeOf(tensor.dtype);

@@ -105,14 +105,13 @@ class Checkpoint {
   // Of every tensor, by canonical name: SHA-256, hexadecimal, of its samples, the number of their bytes (8
   // bytes, little-endian) before them. Weights made from a seed have none.
   const std::map<std::string, std::string>& fingerprints() const { return fingerprints_; }
-  // Reads every byte of every tensor once: `visit` gets each tensor in blocks of whole rows, in order. Several
-  // tensors at a time, each by one thread of its own. Errors: those of ReadInto.
-  absl::Status VisitAll(
-      const std::function<void(const TensorInfo& tensor, int64_t first_row, std::string_view bytes)>& visit)
-      const;
+  // Reads every byte of every tensor once: `visit` gets each tensor in blocks of whole rows, in order.
+  // Several tensors at a time, each by one thread of its own. Errors: those of ReadInto.
+  absl::Status VisitAll(const std::function<void(const TensorInfo& tensor, int64_t first_row,
+                                                 std::string_view bytes)>& visit) const;
   // Of every tensor, by canonical name: SHA-256, hexadecimal, of all its bytes. What fingerprints leave out
-  // shows here, for as long as it takes to read the weights. Weights made from a seed have none. Errors: those
-  // of VisitAll.
+  // shows here, for as long as it takes to read the weights. Weights made from a seed have none. Errors:
+  // those of VisitAll.
   absl::StatusOr<std::map<std::string, std::string>> ReadDigests() const;
   // One line for the log: number of tensors, bytes, dtypes, what was skipped.
   std::string Summary() const;

@@ -49,8 +49,8 @@ struct GroupIdentity {
   float default_min_p = 0;
   std::string self_test = {};         // how it ended: "passed", "failed", "overridden", "skipped"
   std::string self_test_detail = {};  // what it found
-  // Of tensors as they are stored (docs/golden-bundle.md), by "target NAME", "drafter NAME" and "whole drafter
-  // NAME".
+  // Of tensors as they are stored (docs/golden-bundle.md), by "target NAME", "drafter NAME" and "whole
+  // drafter NAME".
   std::map<std::string, std::string> fingerprints = {};
 };
 
