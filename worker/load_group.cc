@@ -1,6 +1,7 @@
 #include "worker/load_group.h"
 
 #include <algorithm>
+#include <future>
 #include <optional>
 #include <utility>
 
@@ -187,6 +188,7 @@ absl::StatusOr<Group> LoadGroup(const GroupOptions& options, const Log& log) {
   }
   std::optional<DraftConfig> draft_config;
   std::optional<DraftCheckpoint> draft;
+  std::future<absl::StatusOr<std::map<std::string, std::string>>> digests;  // read while all else is
   if (!options.draft_model.empty()) {
     DFLASH_ASSIGN_OR_RETURN(draft_config, DraftConfig::Load(options.draft_model, config_options));
     LogWarnings(draft_config->warnings, log);
@@ -198,11 +200,8 @@ absl::StatusOr<Group> LoadGroup(const GroupOptions& options, const Log& log) {
     log("drafter: " + draft->Summary());
     group.model.drafter_revision = draft->revision();
     AddFingerprints("drafter", *draft, group);
-    if (options.drafter_digests) {
-      DFLASH_ASSIGN_OR_RETURN(const auto digests, draft->ReadDigests());
-      for (const auto& [name, digest] : digests)
-        group.fingerprints[absl::StrCat("whole drafter ", name)] = digest;
-    }
+    if (options.drafter_digests)
+      digests = std::async(std::launch::async, [&draft] { return draft->ReadDigests(); });
     group.model.drafter_config = draft_config->digest;
     group.contract = MakeFeatureContract(*draft_config, target, *draft);
     if (!options.defect.empty()) {
@@ -295,6 +294,11 @@ absl::StatusOr<Group> LoadGroup(const GroupOptions& options, const Log& log) {
   group.dflash = dflash.get();
   group.drafter = std::move(dflash);
   draft_progress.Finish();
+  if (digests.valid()) {
+    DFLASH_ASSIGN_OR_RETURN(const auto of_drafter, digests.get());
+    for (const auto& [name, digest] : of_drafter)
+      group.fingerprints[absl::StrCat("whole drafter ", name)] = digest;
+  }
   if (!options.defect.empty()) {
     DFLASH_ASSIGN_OR_RETURN(group.drafter,
                             PlantDefect(options.defect, group.contract, std::move(group.drafter),

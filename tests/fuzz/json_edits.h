@@ -28,9 +28,10 @@ inline std::string EditedJson(nlohmann::ordered_json json, std::string_view edit
         continue;
       }
       // A new place at the end of an array is fine, one at index 4 billion is not.
-      const std::string leaf = pointer.empty() ? "" : pointer.back();
-      if (!pointer.empty() && leaf.size() > 4 && leaf.find_first_not_of("0123456789") == std::string::npos)
-        continue;
+      bool is_far = false;
+      for (Json::json_pointer at = pointer; !at.empty(); at.pop_back())
+        is_far |= at.back().size() > 4 && at.back().find_first_not_of("0123456789") == std::string::npos;
+      if (is_far) continue;
       json[pointer] = Json::parse(line.substr(space + 1));
     } catch (const std::exception&) {
     }

@@ -140,6 +140,7 @@ absl::Status Measure(const Flags& flags, Report& report) {
     options.group.model = flags.model;
     options.group.draft_model = flags.draft_model;
     options.group.threads = static_cast<int>(flags.threads);
+    options.group.adaptive_blocks = false;  // whole blocks are measured
     options.message = flags.message;
     options.passes = repeats;
     DFLASH_RETURN_IF_ERROR(MeasureSteps(options, target, drafter, report));
