@@ -139,10 +139,11 @@ SPECULATION = [
                   total(rate('spec_decode_num_accepted_tokens_per_pos_total', 'position=~"0|3|7|14"'), 'position'),
                   total(rate('spec_decode_num_draft_tokens_per_pos_total', 'position=~"0|3|7|14"'), 'position')),
                 'position {{position}}')], 8, 8, LOW_IS_BAD(0.2, 0.5), 'acceptance', maximum=1),
-        Panel('timeseries', 'Drafts a second', 'Sent to verification, and of these accepted.', 'ops',
-              [(total(rate(DRAFTED)), 'drafted'), (total(rate(ACCEPTED)), 'accepted')], 8, 8, see='engine'),
+        Panel('timeseries', 'Drafts a second', 'Sent to verification, of these accepted, and, on a CPU, left out since the drafter was unsure of them.', 'ops',
+              [(total(rate(DRAFTED)), 'drafted'), (total(rate(ACCEPTED)), 'accepted'),
+               (total(rate('spec_decode_num_cut_draft_tokens_total')), 'left out')], 8, 8, see='engine'),
         Panel('timeseries', 'Drafts per round', 'Mean length of the blocks that are verified; shorter than the block size where '
-              'the step has no room for more.', 'short',
+              'the step has no room for more or, on a CPU, the drafter is unsure.', 'short',
               [(ratio(total(rate(DRAFTED)), total(rate(ROUNDS))), 'drafts')], 8, 8, see='engine', decimals=1),
     ]),
     ('Does it pay', [
