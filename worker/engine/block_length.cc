@@ -106,6 +106,15 @@ void DraftSurvival::Observe(int64_t drafted, int64_t accepted) {
   }
 }
 
+void DraftSurvival::Fade() {
+  constexpr double kLeast = 4;  // rounds that a depth keeps the weight of: one probe alone decides nothing
+  for (Depth& depth : depths_) {
+    const double keep = std::max(1 - 1 / kMemory, std::min(1.0, kLeast / depth.reached));
+    depth.reached *= keep;
+    depth.accepted *= keep;
+  }
+}
+
 std::vector<double> DraftSurvival::Probabilities(int64_t depths) const {
   std::vector<double> probabilities;
   double all = 1;

@@ -16,6 +16,9 @@ class DraftSurvival {
  public:
   // A round of a sequence. What lies behind a refused draft, or was not drafted, says nothing.
   void Observe(int64_t drafted, int64_t accepted);
+  // A round without drafts: the text goes on, and what was observed before it weighs less against the next
+  // observation. Plain rounds are probed rarely, and without this a hundred probes would be needed to forget.
+  void Fade();
   // Entry d: the probability that draft d + 1 is accepted, and so all before it. Depths of which little is
   // known count as good, so that they are tried.
   std::vector<double> Probabilities(int64_t depths) const;

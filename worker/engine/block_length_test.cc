@@ -69,6 +69,26 @@ TEST(DraftSurvivalTest, ConvergesToTheSharesOfWhatWasReached) {
   EXPECT_GT(survival.Probabilities(3)[0], 0.99);
 }
 
+// Hard text, then plain rounds with a probe in every 256: eight probes that go well are enough, one is not,
+// and where they go badly nothing changes.
+TEST(DraftSurvivalTest, FadesWhileNothingIsDrafted) {
+  for (const bool is_easy : {true, false}) {
+    DraftSurvival survival;
+    for (int i = 0; i < 1000; ++i) survival.Observe(15, 0);
+    for (int probe = 1; probe <= 8; ++probe) {
+      for (int i = 0; i < 255; ++i) survival.Fade();
+      survival.Observe(15, is_easy ? 15 : 0);
+      const double first = survival.Probabilities(1)[0];
+      if (probe == 1) {
+        EXPECT_LT(first, 0.1);
+      }
+      if (probe == 8) {
+        EXPECT_TRUE(is_easy ? first > 0.6 : first < 0.05) << first;
+      }
+    }
+  }
+}
+
 TEST(DraftSurvivalTest, ForgetsWhatIsLongAgo) {
   DraftSurvival survival;
   for (int i = 0; i < 5000; ++i) survival.Observe(15, 15);

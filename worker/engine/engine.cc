@@ -654,6 +654,7 @@ void Engine::Impl::Learn(const RoundInFlight& round, const DecodeRounds::Outcome
     if (what.result.rows > 1)
       blocks_.survival.Observe(what.result.rows - 1 + what.cut_drafts, what.result.accepted);
   }
+  if (round.block.rows == 1 && round.block.reason == BlockReason::kBest) blocks_.survival.Fade();
   const auto sequences = static_cast<int64_t>(round.sequences.size());
   // Where the host reads behind the device, the device's time is all that counts.
   double seconds = absl::ToDoubleSeconds(outcome.device_time() +
