@@ -23,8 +23,7 @@ struct LoadOptions {
 
 // Adds tokens per second of one and of `clients` clients with their ratio, of one client with and without
 // speculation, and the times to the first token of short prompts alone and while two clients ask nothing but
-// long ones. Errors: those of LoadGroup and of
-// the engine; InvalidArgument when the prompts cannot be read.
+// long ones. Errors: those of LoadGroup and of the engine; InvalidArgument when the prompts cannot be read.
 absl::Status MeasureLoad(const LoadOptions& options, Report& report);
 
 }  // namespace dflash::bench
